@@ -1,6 +1,6 @@
 # proves: hipobj-rc-v2 with a server of another hand (versitygw's vgwrdma 1.8.0) over soft RoCE: forebay's queue pairs, paired in band,
 #   and its codec move objects both ways, compared with HTTP's; what must be refused is refused. forebay's client reads and writes
-#   objects of 1, 8 and 64 MiB, the last in parts, with heads alone by TCP.
+#   objects of 1 and 8 MiB, with heads alone by TCP.
 # kernel: debian
 # memory: 3G
 # qemu: -device virtio-net-pci,netdev=n0,romfile= -netdev user,id=n0,restrict=on
@@ -35,13 +35,10 @@ done
 echo "  $(($(packets) - before)) RDMA packets"
 
 export AWS_ENDPOINT_URL=http://$address:7070
-for size in 1048576 8388608 67108864; do
+for size in 1048576 8388608; do
     say "forebay's client: $size bytes"
     pattern /tmp/source $size
     moved rdma $size by require forebay cp /tmp/source s3://bucket/by-rdma
-    # A shorter one is sent when it is finished, behind the receipt of the write.
-    [ $size -lt 67108864 ] || grep -q "bytes by RDMA from host memory: S3 by RDMA, hipobj-rc-v2, server .*, NIC lab0" <<<"$said" ||
-        fail "no receipt: $said"
     quiet by off forebay cp s3://bucket/by-rdma /tmp/copy
     same /tmp/source /tmp/copy
     quiet by off forebay cp /tmp/source s3://bucket/by-http
@@ -55,5 +52,3 @@ must_fail by require forebay cp /tmp/source s3://not-there/key
 echo "  a bucket that is not there: $(tail -n 1 <<<"$said")"
 must_fail by require forebay cp s3://bucket/not-there /tmp/copy
 must_fail env AWS_SECRET_ACCESS_KEY=another FOREBAY_S3_RDMA=require forebay cp s3://bucket/by-rdma /tmp/copy
-quiet forebay s3 probe s3://bucket/by-rdma
-grep -q "hipobj-rc-v2: 65536 bytes arrived in host memory by NIC lab0" <<<"$said" || fail "the probe: $said"
