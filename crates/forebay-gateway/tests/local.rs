@@ -1,6 +1,8 @@
 //! Objects by their files, for programs on the gateway's node: the bytes are the object's, and nobody gets more than the key allows.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+#[path = "local/lending.rs"]
+mod lending;
 #[path = "local/node.rs"]
 mod node;
 #[path = "local/rights.rs"]

@@ -2,34 +2,42 @@
 //!
 //! | request | `x-forebay-file` | what it gets |
 //! |---|---|---|
-//! | GET | `read` | the object's file |
+//! | GET | `read` | the object's file; with `upgrade: forebay-files` the connection lends more by their paths ([`FileGrant`]) |
 //! | PUT | `write` | a new file, which is the connection's until it ends |
 //! | PUT | `publish` | the object is that file, of the length that `x-forebay-length` says |
 //!
 //! Where the client, or another process that has the descriptor from it, still has the file open for writing, `publish` answers 409
 //! `StillOpen`; with `x-forebay-still-open: copy` the object is a copy of it.
 
+use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use hyper::HeaderMap;
-use hyper::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use hyper::header::{CONTENT_LENGTH, TRANSFER_ENCODING, UPGRADE};
+use hyper::upgrade::OnUpgrade;
+use s3s::auth::Credentials;
 use s3s::dto::*;
+use s3s::path::{S3Path, parse_path_style};
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
 
-use super::access::{Visit, signs};
+use super::access::{Belongs, Visit, signs};
 use super::codes::{answer, answer_read};
 use super::conditions::{read_terms, write_condition};
 use super::objects::described;
-use super::said::{meta_of, tag_of};
+use super::said::{meta_of, path_of, tag_of};
+use super::sums::{Algorithm, kind};
 use super::{Front, blocking};
-use crate::accounts::{AccountEntry, Accounts};
+use crate::accounts::{Account, AccountEntry, Accounts};
 use crate::store::{Draft, Facts, Lent, Progress, TakenBack};
+use crate::threads::is_own;
 
 /// The header that asks for a file.
 const ASKS: &str = "x-forebay-file";
+/// What a connection becomes by `upgrade`, where it is to lend files and nothing else.
+pub(crate) const FILES: &str = "forebay-files";
 
 /// A process of this machine, as its connection is seen.
 #[derive(Default)]
@@ -38,6 +46,7 @@ pub(crate) struct LocalPeer {
     draft: Mutex<Option<HandedDraft>>,
     /// It is being published: it may come back.
     publishes: AtomicBool,
+    grant: Mutex<Option<FileGrant>>,
 }
 
 /// Ends when the draft is published, or is the connection's again.
@@ -123,6 +132,11 @@ impl LocalPeer {
         self.draft().as_mut().is_some_and(|handed| handed.is_active(within))
     }
 
+    /// What its last request got, if that asked for more than a file.
+    pub(crate) fn grant(&self) -> MutexGuard<'_, Option<FileGrant>> {
+        self.grant.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn draft(&self) -> MutexGuard<'_, Option<HandedDraft>> {
         self.draft.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -165,19 +179,76 @@ fn conflict(code: &'static str, why: &'static str) -> S3Error {
     error
 }
 
+/// The key that a connection stands for, once a request that it signed got a file.
+pub(crate) struct FileGrant {
+    signed: Credentials,
+    pub(crate) upgrade: OnUpgrade,
+    /// The connection counts as the account's.
+    _belongs: Arc<Belongs>,
+}
+
+impl FileGrant {
+    /// The account as it is now. `None`: it is gone, or has another secret.
+    pub(crate) fn account(&self, accounts: &Accounts) -> Option<Arc<Account>> {
+        let account = accounts.find(&self.signed.access_key)?;
+        let is_same = account.entry.secret_key.expose() == self.signed.secret_key.expose();
+        is_same.then_some(account)
+    }
+}
+
+/// A file, and the head of the answer that it goes out with.
+pub(crate) struct LentFile {
+    pub(crate) head: String,
+    pub(crate) parcel: Parcel,
+}
+
+impl LentFile {
+    /// Opens the object of a request's path, if it has this ETag. Blocks. `None`: the answer to a request says why not.
+    pub(crate) async fn open(account: &Account, path: &str, etag: Option<&str>) -> Option<Self> {
+        let S3Path::Object { bucket, key } = parse_path_style(&path_of(path)?).ok()? else { return None };
+        let _turn = account.turns.take().await?;
+        let Ok(Lent::File(opened)) = account.store.lend(&bucket, &key) else { return None };
+        let facts = &opened.facts;
+        let ours = format!("\"{}\"", facts.etag);
+        let head = head_of(facts, &ours).filter(|_| etag.is_none_or(|etag| etag == ours))?;
+        let (len, modified) = (facts.len, nanoseconds(facts));
+        Some(Self { head, parcel: Parcel { file: opened.file.into(), len, modified } })
+    }
+}
+
+/// The headers that a request for the file gets. Records of objects are files' attributes, which other programs write: `None` for a value
+/// that is none of a header.
+fn head_of(facts: &Facts, etag: &str) -> Option<String> {
+    let mut head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-length: 0\r\netag: {etag}\r\nx-forebay-length: {}\r\nx-forebay-modified: {}\r\n",
+        facts.len,
+        nanoseconds(facts)
+    );
+    if let Some(sum) = &facts.meta.checksum {
+        let (name, value) = (Algorithm::of(&sum.algorithm).ok()?.header(), &sum.value);
+        let _ = write!(head, "{name}: {value}\r\nx-amz-checksum-type: {}\r\n", kind(sum).as_str());
+        if !value.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return None;
+        }
+    }
+    head.push_str("\r\n");
+    etag.bytes().all(|byte| byte.is_ascii_graphic()).then_some(head)
+}
+
 impl Front {
     /// GET with the file in place of its bytes.
     pub(super) async fn lend(
         &self,
-        request: S3Request<GetObjectInput>,
+        mut request: S3Request<GetObjectInput>,
         peer: Arc<LocalPeer>,
     ) -> S3Result<GetObjectOutput> {
+        let store = self.store(request.credentials.as_ref())?;
+        let grant = granted(&mut request);
         let input = request.input;
         if input.range.is_some() || input.part_number.is_some() {
             let why = "a file is handed out whole";
             return Err(S3Error::with_message(S3ErrorCode::InvalidRequest, why));
         }
-        let store = self.store(request.credentials.as_ref())?;
         let (bucket, key) = (input.bucket.clone(), input.key.clone());
         let opened = blocking(move || match store.lend(&bucket, &key).map_err(answer_read)? {
             Lent::File(opened) => Ok(opened),
@@ -191,8 +262,18 @@ impl Front {
             len: opened.facts.len,
             modified: nanoseconds(&opened.facts),
         });
+        *peer.grant() = grant;
         Ok(described(&opened.facts, input.checksum_mode.as_ref()))
     }
+}
+
+/// What a request gets beside its file, where it asks for more, and its connection has a thread that may wait for files.
+fn granted<T>(request: &mut S3Request<T>) -> Option<FileGrant> {
+    let asked = request.headers.get(UPGRADE)?;
+    let upgrade = request.extensions.remove::<OnUpgrade>()?;
+    let (signed, visit) = (request.credentials.clone()?, Visit::current()?);
+    let is_granted = asked.as_bytes() == FILES.as_bytes() && is_own() && !has_bytes(&request.headers);
+    is_granted.then(|| FileGrant { signed, upgrade, _belongs: Arc::clone(&visit.belongs) })
 }
 
 impl Front {
@@ -274,7 +355,11 @@ fn nanoseconds(facts: &Facts) -> i64 {
 
 /// A body, or a checksum of one: bytes of a file are not looked at.
 fn has_body(headers: &HeaderMap) -> bool {
-    let len = headers.get(CONTENT_LENGTH).and_then(|len| len.to_str().ok()).unwrap_or("0");
     let has_sum = headers.keys().any(|name| name.as_str().starts_with("x-amz-checksum-"));
-    len != "0" || headers.contains_key(TRANSFER_ENCODING) || headers.contains_key("content-md5") || has_sum
+    has_bytes(headers) || headers.contains_key("content-md5") || has_sum
+}
+
+fn has_bytes(headers: &HeaderMap) -> bool {
+    let len = headers.get(CONTENT_LENGTH).and_then(|len| len.to_str().ok()).unwrap_or("0");
+    len != "0" || headers.contains_key(TRANSFER_ENCODING)
 }

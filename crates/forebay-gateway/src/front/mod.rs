@@ -45,9 +45,9 @@ use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result};
 
 pub(crate) use access::{Belongs, Gate, Visit};
 pub(crate) use codes::BodyStalled;
-pub(crate) use lend::LocalPeer;
 #[cfg(test)]
 pub(crate) use lend::Parcel;
+pub(crate) use lend::{FILES, FileGrant, LentFile, LocalPeer};
 pub(crate) use route::RdmaRoute;
 pub(crate) use sums::bytes_of;
 pub(crate) use word::RdmaWord;

@@ -36,7 +36,7 @@ impl Algorithm {
     }
 
     /// The header, or trailer, that has its value.
-    const fn header(self) -> &'static str {
+    pub(crate) const fn header(self) -> &'static str {
         match self {
             Self::Crc64Nvme => "x-amz-checksum-crc64nvme",
             Self::Crc32c => "x-amz-checksum-crc32c",

@@ -16,6 +16,7 @@ use hyper::header::HeaderValue;
 use ring::rand::{SecureRandom, SystemRandom};
 use tokio::time::sleep;
 
+use super::file_connection::FileConnection;
 use super::passing::{Passing, refuse_descriptors};
 use super::site::{Phase, Site};
 use super::watch::{Watch, Watched};
@@ -159,8 +160,16 @@ impl Client {
         let _open = self.open;
         let (watch, peer) = (Watch::new(self.site.limits), Arc::<LocalPeer>::default());
         let passing = Watched::new(Passing::new(self.socket, Arc::clone(&peer)), Arc::clone(&watch));
-        let origin = Origin { peer: Some(peer), from: format!("local:uid={}", self.uid), way: None };
-        hold(self.site, watch, passing, origin).await;
+        let from = format!("local:uid={}", self.uid);
+        let origin = Origin { peer: Some(Arc::clone(&peer)), from: from.clone(), way: None };
+        hold(Arc::clone(&self.site), watch, passing, origin).await;
+        let grant = peer.grant().take();
+        if let Some(grant) = grant
+            && let Some(connection) = FileConnection::begin(grant, peer, self.site, from).await
+        {
+            // The client sees it by the end of its connection.
+            let _ = connection.serve().await;
+        }
     }
 
     /// On a thread of its own, which also does what waits for the file system: a request for a file changes threads once on its way here,

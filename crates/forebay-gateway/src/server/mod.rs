@@ -2,6 +2,7 @@
 
 mod access_log;
 mod bodies;
+mod file_connection;
 mod files;
 mod limits;
 mod local;
@@ -365,7 +366,8 @@ async fn hold<T: Socket>(site: Arc<Site>, watch: Arc<Watch>, socket: Watched<T>,
     let served = http1::Builder::new()
         .max_buf_size(READ_BYTES)
         .max_header_size(site.limits.head_bytes)
-        .serve_connection(TokioIo::new(socket), serve);
+        .serve_connection(TokioIo::new(socket), serve)
+        .with_upgrades();
     let mut served = std::pin::pin!(served);
     let (mut is_ending, mut is_shut) = (false, false);
     loop {

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -12,6 +12,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     Shutdown, recvmsg, sendmsg, shutdown,
 };
+use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -37,23 +38,54 @@ pub(super) fn refuse_descriptors(socket: impl AsFd) {
 }
 
 /// A connection whose answers may have a descriptor.
-pub(super) struct Passing {
+pub(super) struct Passing<S: AsFd = UnixStream> {
     /// `None` in its end alone.
-    socket: Option<UnixStream>,
+    socket: Option<S>,
     peer: Arc<LocalPeer>,
 }
 
+/// One whose task the kernel wakes when bytes come, and not also when the client has read an answer.
+pub(super) type Listening = Passing<AsyncFd<OwnedFd>>;
+
 impl Passing {
-    pub(super) fn new(socket: UnixStream, peer: Arc<LocalPeer>) -> Self {
+    /// The same connection for short answers, which the client reads before it asks again.
+    pub(super) fn listening(mut self) -> io::Result<Listening> {
+        let socket = self.socket.take().ok_or(io::ErrorKind::NotConnected)?.into_std()?;
+        // SAFETY: the descriptor is open as long as the value that has it, and is never another one.
+        let socket = unsafe { AsyncFd::register_with_interest(OwnedFd::from(socket), Interest::READABLE) }?;
+        Ok(Passing::new(socket, Arc::clone(&self.peer)))
+    }
+}
+
+impl Listening {
+    /// Waits for bytes; none is the end.
+    pub(super) async fn next(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let mut ready = self.socket()?.readable().await?;
+            match ready.try_io(|_| self.receive(bytes)) {
+                Ok(Ok(received)) if received < bytes.len() => {
+                    // The kernel says so when more come.
+                    ready.clear_ready();
+                    return Ok(received);
+                }
+                Ok(received) => return received,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+impl<S: AsFd> Passing<S> {
+    pub(super) fn new(socket: S, peer: Arc<LocalPeer>) -> Self {
         Self { socket: Some(socket), peer }
     }
 
-    fn socket(&self) -> io::Result<&UnixStream> {
+    fn socket(&self) -> io::Result<&S> {
         self.socket.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     /// Sends bytes, and the descriptor that waits, if there is one.
-    fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+    pub(super) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         let mut parcel = self.peer.parcel();
         let files: Vec<_> = parcel.iter().map(|parcel| parcel.file.as_fd()).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -91,7 +123,7 @@ impl Passing {
     }
 }
 
-impl Drop for Passing {
+impl<S: AsFd> Drop for Passing<S> {
     fn drop(&mut self) {
         let Some(socket) = self.socket.take() else { return };
         let _ = shutdown(&socket, Shutdown::Read);
@@ -106,7 +138,7 @@ impl Drop for Passing {
 /// Closes a socket that may have descriptors in its queue. The end of these takes as long as the client likes, as that of a TCP socket
 /// with `SO_LINGER`: but not where a thread's end closes them. So a thread gets a table of descriptors of its own, this one closes the
 /// socket first, and the thread's end last.
-fn end_by_a_thread(socket: UnixStream) {
+fn end_by_a_thread(socket: impl AsFd) {
     let ((is_apart, apart), (closed, is_closed)) = (channel::<()>(), channel::<()>());
     let thread = std::thread::Builder::new().name("forebay-closer".to_owned()).spawn(move || {
         leave_table();

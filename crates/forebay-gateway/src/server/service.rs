@@ -10,6 +10,7 @@ use hyper::{Method, StatusCode};
 use s3s::{Body, HttpResponse, S3Error, S3ErrorCode};
 
 use super::bodies::{BodyMd5, Incomer, Outgoer};
+use super::file_connection;
 use super::request::{Connection, Request};
 use super::site::Site;
 use crate::front::{RequestId, bytes_of};
@@ -59,13 +60,19 @@ fn tell_local(connection: &Connection, request: &Request, answer: &mut HttpRespo
     let is_known = !request.visit.known().0.is_empty();
     match (&connection.peer, &connection.site.announced) {
         (Some(peer), _) => {
-            let mut parcel = peer.parcel();
+            let (mut parcel, mut grant) = (peer.parcel(), peer.grant());
             if !answer.status().is_success() {
-                *parcel = None;
+                (*parcel, *grant) = (None, None);
             }
             if let Some(parcel) = &*parcel {
                 answer.headers_mut().insert("x-forebay-length", parcel.len.into());
                 answer.headers_mut().insert("x-forebay-modified", parcel.modified.into());
+            }
+            if connection.site.is_leaving() {
+                *grant = None;
+            }
+            if grant.is_some() {
+                file_connection::switch(answer);
             }
         }
         (None, Some(announced)) if is_known => {

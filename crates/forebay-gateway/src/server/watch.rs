@@ -122,6 +122,11 @@ impl<T: Socket> Watched<T> {
         Self { inner, watch, lane, files }
     }
 
+    /// The socket, which nobody watches from now on.
+    pub(super) fn into_inner(self) -> T {
+        self.inner
+    }
+
     /// Where the kernel can move files to this socket.
     pub(super) fn lane(&self) -> Option<Arc<FileLane>> {
         self.lane.clone()

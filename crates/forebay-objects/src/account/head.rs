@@ -203,7 +203,7 @@ fn written(place: &Place, ask: &Ask, body: &Body, path: &str, headers: &[(String
 
 impl Place {
     /// The path of a key, encoded once.
-    fn path(&self, key: &str) -> String {
+    pub(super) fn path(&self, key: &str) -> String {
         match key.is_empty() {
             true if self.path.is_empty() => "/".to_owned(),
             true => self.path.clone(),

@@ -33,7 +33,7 @@ use crate::lock;
 use crate::wire::call::{Ask, Body, Heads};
 use crate::wire::site::Site;
 use head::Signing;
-use keys::Keys;
+pub(crate) use keys::Keys;
 use named::NamedSite;
 use place::Place;
 use profile::{ProfileFiles, Profiles};
@@ -229,11 +229,17 @@ impl Account {
         lock(&self.regions).get(bucket).unwrap_or(&self.settings.region).clone()
     }
 
+    /// The path of a request without a query, percent-encoded.
+    pub(crate) fn path(&self, ask: &Ask) -> Result<String> {
+        Ok(self.place(&ask.bucket)?.path(&ask.key))
+    }
+
     fn place(&self, bucket: &str) -> Result<Place> {
         Place::of(&self.settings, bucket, &self.region(bucket))
     }
 
-    fn keys(&self) -> Result<Option<Arc<Keys>>> {
+    /// The keys that sign now; waits for them. `None`: nobody signs.
+    pub(crate) fn keys(&self) -> Result<Option<Arc<Keys>>> {
         match &self.signer {
             Signer::Anonymous => Ok(None),
             Signer::Keys(ring, _) => ring.get().map(Some),

@@ -14,7 +14,7 @@ use crate::calls::checked::CheckedObject;
 use crate::calls::etag::{replaced, strong};
 use crate::calls::{Bucket, ObjectHead, refusal};
 use crate::endpoint::Endpoint;
-use crate::local::LocalReply;
+use crate::local::{LocalReply, LocalSocket, SWITCHED};
 use crate::url::ObjectUrl;
 use crate::wire::call::{Ask, Body, Heads, Method};
 pub(crate) use draft::ObjectDraft;
@@ -75,24 +75,14 @@ impl ObjectFile {
         let socket = endpoint.local.socket()?;
         Some(socket.and_then(|socket| {
             let mut ask = bucket.ask(Method::Get, &url.key);
-            ask.headers.push(("x-forebay-file".to_owned(), "read".to_owned()));
-            ask.headers.push(("x-amz-checksum-mode".to_owned(), "ENABLED".to_owned()));
-            ask.headers.extend(strong(etag).map(|etag| ("if-match".to_owned(), etag.to_owned())));
-            let head = endpoint.account.head(&ask, &Body::None)?;
-            match socket.ask(&head) {
-                Ok(reply) => Self::of_reply(endpoint, url, &ask, reply),
-                Err(error) => {
-                    let error = error.with("path", socket.path().display());
-                    endpoint.local.lose(&socket, &error);
-                    Err(error)
-                }
-            }
+            let reply = replied(&endpoint, &socket, &mut ask, strong(etag))?;
+            Self::of_reply(endpoint, url, &ask, reply)
         }))
     }
 
     fn of_reply(endpoint: Arc<Endpoint>, url: &ObjectUrl, ask: &Ask, reply: LocalReply) -> Result<Self> {
         let LocalReply { head, body, file } = reply;
-        if head.status != 200 {
+        if !matches!(head.status, 200 | SWITCHED) {
             return Err(refusal(&endpoint, ask, &head, &body).error);
         }
         let strange = |what: &str| Error::new(ErrorKind::Corrupt, format!("the gateway sent {what}"));
@@ -120,6 +110,37 @@ impl ObjectFile {
             .map_err(|errno| Error::from_errno(errno.raw_os_error(), "cannot examine the object's file"))?;
         Ok(FileState::of(&stat))
     }
+}
+
+/// The reply to a request for a file: on a connection that lends files where there is one, else to a signed request that asks for one.
+fn replied(
+    endpoint: &Endpoint,
+    socket: &Arc<LocalSocket>,
+    ask: &mut Ask,
+    etag: Option<&str>,
+) -> Result<LocalReply> {
+    let lose = |error: Error| {
+        let error = error.with("path", socket.path().display());
+        endpoint.local.lose(socket, &error);
+        error
+    };
+    let keys = endpoint.account.keys()?;
+    if let Some(keys) = &keys
+        && let Some(reply) = socket.borrow(keys, &endpoint.account.path(ask)?, etag).map_err(lose)?
+    {
+        return Ok(reply);
+    }
+    let headers = [
+        ("x-forebay-file", Some("read")),
+        ("x-amz-checksum-mode", Some("ENABLED")),
+        ("connection", Some("upgrade")),
+        ("upgrade", Some("forebay-files")),
+        ("if-match", etag),
+    ];
+    let headers = headers.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())));
+    ask.headers.extend(headers);
+    let head = endpoint.account.head(ask, &Body::None)?;
+    socket.ask(&head, keys).map_err(lose)
 }
 
 impl fmt::Debug for ObjectFile {

@@ -15,7 +15,7 @@ use forebay_remote::stop::is_stopped;
 use crate::lock;
 use crate::wire::call::ReplyHead;
 use crate::wire::site::Site;
-pub(crate) use socket::{LocalConnection, LocalReply, LocalSocket};
+pub(crate) use socket::{LocalConnection, LocalReply, LocalSocket, SWITCHED};
 
 /// The header of replies.
 const ANNOUNCES: &str = "x-forebay-local";

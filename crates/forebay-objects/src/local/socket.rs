@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_error::{Error, ErrorKind, Result};
@@ -16,6 +16,7 @@ use rustix::net::{
     SocketType, connect, recvmsg, socket_with,
 };
 
+use crate::account::Keys;
 use crate::lock;
 use crate::wire::call::{Method, ReplyHead};
 use crate::wire::head_of;
@@ -26,8 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const SLOWEST: u64 = 16 << 20;
 /// The longest body: that of an error.
 const LONGEST_BODY: u64 = 64 << 10;
-/// Connections that are kept.
+/// Connections of a kind that are kept.
 const MOST_IDLE: usize = 16;
+/// The status by which a connection leaves HTTP.
+pub(crate) const SWITCHED: u16 = 101;
 
 /// A socket at which the right user answers.
 #[derive(Debug)]
@@ -35,6 +38,14 @@ pub(crate) struct LocalSocket {
     path: PathBuf,
     uid: u32,
     idle: Mutex<Vec<UnixStream>>,
+    lending: Mutex<Vec<LendingConnection>>,
+}
+
+/// A connection by which the gateway lends files without signed requests: it stands for the keys that signed its first one.
+#[derive(Debug)]
+struct LendingConnection {
+    stream: UnixStream,
+    keys: Arc<Keys>,
 }
 
 /// A reply, its body and the file that came with it.
@@ -48,7 +59,7 @@ pub(crate) struct LocalReply {
 impl LocalSocket {
     /// The socket at a path; an error where it is not there, or where another user answers.
     pub(super) fn find(path: &str, uid: u32) -> Result<Self> {
-        let found = Self { path: path.into(), uid, idle: Mutex::default() };
+        let found = Self { path: path.into(), uid, idle: Mutex::default(), lending: Mutex::default() };
         let connection = found.connect()?;
         lock(&found.idle).push(connection);
         Ok(found)
@@ -81,21 +92,54 @@ impl LocalSocket {
         Ok(socket.into())
     }
 
-    /// Sends a request without a body, on a connection that is kept for the next.
-    pub(crate) fn ask(&self, request: &[u8]) -> Result<LocalReply> {
-        // The gateway may have closed a connection that was idle.
-        let kept = lock(&self.idle).pop();
-        if let Some(Ok(reply)) = kept.map(|connection| self.ask_on(connection, request)) {
-            return Ok(reply);
+    /// Asks for the file of a request's path on a connection that lends files. `None`: there is none for these keys, or the gateway wants
+    /// a signed request.
+    pub(crate) fn borrow(
+        &self,
+        keys: &Arc<Keys>,
+        path: &str,
+        etag: Option<&str>,
+    ) -> Result<Option<LocalReply>> {
+        let kept = {
+            let mut lending = lock(&self.lending);
+            // Keys that were renewed do not come back.
+            lending.retain(|one| Arc::ptr_eq(&one.keys, keys));
+            lending.pop()
+        };
+        let Some(connection) = kept else { return Ok(None) };
+        let etag = etag.map_or(String::new(), |etag| format!(" {etag}"));
+        match exchange(&connection.stream, format!("{path}{etag}\n").as_bytes(), PATIENCE) {
+            Err(error) if error.kind() == ErrorKind::Timeout => Err(error),
+            // The gateway closes one that was idle for long, and that of a key that is gone.
+            Err(_) => Ok(None),
+            Ok((reply, keeps)) => {
+                if keeps {
+                    keep(&self.lending, connection);
+                }
+                Ok((reply.head.status == 200).then_some(reply))
+            }
         }
-        self.ask_on(self.connect()?, request)
     }
 
-    fn ask_on(&self, connection: UnixStream, request: &[u8]) -> Result<LocalReply> {
-        let (reply, keeps) = exchange(&connection, request, PATIENCE)?;
-        let mut idle = lock(&self.idle);
-        if keeps && idle.len() < MOST_IDLE {
-            idle.push(connection);
+    /// Sends a request without a body, on a connection that is kept for the next. Where it asks for a connection that lends files, it is
+    /// signed by these keys.
+    pub(crate) fn ask(&self, request: &[u8], keys: Option<Arc<Keys>>) -> Result<LocalReply> {
+        // The gateway may have closed a connection that was idle.
+        let kept = lock(&self.idle).pop();
+        if let Some(Ok(reply)) = kept.map(|connection| self.ask_on(connection, request, keys.clone())) {
+            return Ok(reply);
+        }
+        self.ask_on(self.connect()?, request, keys)
+    }
+
+    fn ask_on(&self, stream: UnixStream, request: &[u8], keys: Option<Arc<Keys>>) -> Result<LocalReply> {
+        let (reply, keeps) = exchange(&stream, request, PATIENCE)?;
+        match keys {
+            _ if !keeps => {}
+            Some(keys) if reply.head.status == SWITCHED => {
+                keep(&self.lending, LendingConnection { stream, keys });
+            }
+            _ => keep(&self.idle, stream),
         }
         Ok(reply)
     }
@@ -114,6 +158,13 @@ impl LocalSocket {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+fn keep<T>(kept: &Mutex<Vec<T>>, one: T) {
+    let mut kept = lock(kept);
+    if kept.len() < MOST_IDLE {
+        kept.push(one);
     }
 }
 
@@ -148,7 +199,8 @@ fn exchange(connection: &UnixStream, request: &[u8], patience: Duration) -> Resu
             break found;
         }
     };
-    let length = head.length.filter(|length| *length <= LONGEST_BODY).ok_or_else(|| {
+    let length = if head.status == SWITCHED { Some(0) } else { head.length };
+    let length = length.filter(|length| *length <= LONGEST_BODY).ok_or_else(|| {
         Error::new(ErrorKind::Corrupt, "the gateway's reply through its socket has no length, or a long body")
     })?;
     let end = bytes + length as usize;
