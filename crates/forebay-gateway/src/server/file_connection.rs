@@ -123,8 +123,9 @@ impl FileConnection {
 /// Path and ETag of an ask. A path is what a request could have: nothing that breaks a line of the log.
 fn parts_of(ask: &[u8]) -> Option<(&str, Option<&str>)> {
     let text = std::str::from_utf8(ask).ok()?;
-    let (path, etag) = text.split_once(' ').map_or((text, None), |(path, etag)| (path, Some(etag)));
-    path.bytes().all(|byte| byte.is_ascii_graphic()).then_some((path, etag))
+    let is_plain = text.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+    let parts = text.split_once(' ').map_or((text, None), |(path, etag)| (path, Some(etag)));
+    (is_plain && text.starts_with('/')).then_some(parts)
 }
 
 #[cfg(test)]
@@ -135,7 +136,8 @@ mod tests {
     fn asks_have_a_path_and_perhaps_an_etag() {
         assert_eq!(parts_of(b"/bucket/a%20b"), Some(("/bucket/a%20b", None)));
         assert_eq!(parts_of(b"/bucket/k \"a-b c\""), Some(("/bucket/k", Some("\"a-b c\""))));
-        for wrong in [&b"/bucket/\r"[..], b"/bucket/\xc3\xbc", b"/bucket/\xff", b"/bucket/\0 \"a\""] {
+        for wrong in [&b"/bucket/\r"[..], b"/bucket/\xc3\xbc", b"/\xff", b"/\0", b"/b/k a\n/b/k", b"GET /b/k"]
+        {
             assert_eq!(parts_of(wrong), None);
         }
     }

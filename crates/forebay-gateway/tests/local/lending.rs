@@ -75,13 +75,11 @@ fn further_files_come_without_signed_requests() {
         "/none/k",
         "/bucket",
         "/",
-        "bucket/k",
         "/bucket/%",
         "/bucket/%FF",
         "/bucket/../other/bucket/k",
         "/bucket/%2E%2E/other/bucket/k",
         "/bucket/.forebay/k",
-        "/other/bucket/k",
     ] {
         let reply = exchange(&connection, &format!("{ask}\n"));
         assert_eq!((reply.status, reply.file.is_some()), (421, false), "{ask}: {}", reply.text);
@@ -146,7 +144,7 @@ fn asks_that_are_none_end_them() {
     }
     let node = two_accounts();
     let signed = node.head("GET", "/bucket/k", KEY, &UPGRADE);
-    for ask in ["/bucket/k\n/bucket/k\n", &signed, "\u{fc}\n", &"k".repeat(100_000)] {
+    for ask in ["/bucket/k\n/bucket/k\n", &signed, "\u{fc}\n", "bucket/k\n", &"k".repeat(100_000)] {
         assert!(is_closed(&begun(&node, KEY), ask), "{ask}");
     }
     // An ask that came before the answer.
