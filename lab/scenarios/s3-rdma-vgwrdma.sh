@@ -47,6 +47,14 @@ for size in 1048576 8388608; do
     grep -q "bytes by RDMA into host memory: S3 by RDMA, hipobj-rc-v2, server .*, NIC lab0" <<<"$said" ||
         fail "no receipt: $said"
 done
+say "an upload in parts: by HTTP, for a target of hipobj-rc-v2 names no part"
+pattern /tmp/source 67108864
+must_fail by require forebay cp /tmp/source s3://bucket/parts
+quiet by prefer forebay cp /tmp/source s3://bucket/parts
+quiet by off forebay cp s3://bucket/parts /tmp/copy
+same /tmp/source /tmp/copy
+moved rdma 67108864 by require forebay cp s3://bucket/parts /tmp/copy
+same /tmp/source /tmp/copy
 say "what is refused"
 must_fail by require forebay cp /tmp/source s3://not-there/key
 echo "  a bucket that is not there: $(tail -n 1 <<<"$said")"

@@ -122,13 +122,14 @@ fn put(server: &Named) -> Result<()> {
 }
 
 #[test]
-fn objects_and_parts_are_written_to_the_servers_memory() {
+fn objects_are_written_to_the_servers_memory_and_parts_by_http() {
     let server = named("require");
     put(&server).unwrap();
-    let text = upload(&server).unwrap().to_string();
-    assert!(text.contains("bytes by RDMA from host memory: S3 by RDMA, hipobj-rc-v2, server"), "{text}");
-    assert_eq!((server.body_bytes(), server.connects()), (0, 1), "{text}");
-    assert_eq!(server.fabric.counts().written, (SHORT + LONG) as u64);
+    assert_eq!((server.body_bytes(), server.connects()), (0, 1));
+    assert_eq!(server.fabric.counts().written, SHORT as u64);
+    let error = upload(&server).unwrap_err();
+    assert!(error.to_string().contains("has no parts of uploads"), "{error}");
+    assert_eq!((server.body_bytes(), server.fabric.counts().written), (0, SHORT as u64));
     drop(server);
     // By wish alone, a single PUT asks nobody.
     let server = named("prefer");
@@ -137,8 +138,10 @@ fn objects_and_parts_are_written_to_the_servers_memory() {
     proven(&session(), &opened("key"), LEN);
     let body = server.body_bytes();
     put(&server).unwrap();
-    upload(&server).unwrap();
     assert_eq!(server.body_bytes(), body);
+    let text = upload(&server).unwrap().to_string();
+    assert_eq!(server.body_bytes(), body + LONG as u64, "{text}");
+    assert!(text.contains("bytes by HTTP body: ") && text.contains("has no parts of uploads"), "{text}");
 }
 
 /// Lies of READY's answer to a GET, and what the receipt says of them.

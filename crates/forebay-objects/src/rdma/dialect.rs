@@ -17,6 +17,9 @@ pub(super) trait Dialect: Send + Sync {
     /// Bytes of an operation at most.
     fn most_bytes(&self) -> u64;
 
+    /// Whether an operation can be a part of an upload.
+    fn takes_parts(&self) -> bool;
+
     /// Moves an operation's bytes. Nothing of the server's arrives behind it, unless a key lives on.
     fn transfer(&self, operation: &Operation) -> Ended;
 

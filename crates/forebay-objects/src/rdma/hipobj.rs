@@ -334,6 +334,11 @@ impl Dialect for Hipobj {
         MOST_BYTES
     }
 
+    /// A target is a bucket and a key: vgwrdma stores each part as an object of that name.
+    fn takes_parts(&self) -> bool {
+        false
+    }
+
     fn transfer(&self, operation: &Operation) -> Ended {
         if operation.bytes() > MOST_BYTES {
             return End::Declined("size").into();

@@ -236,6 +236,11 @@ impl RdmaPeer {
         lock(&self.state).refused.as_ref().is_some_and(|refused| refused.is_no_nic)
     }
 
+    /// Whether parts of uploads can go by RDMA, as far as it is known.
+    pub(crate) fn takes_parts(&self) -> bool {
+        lock(&self.state).speaks.as_ref().is_none_or(|dialect| dialect.takes_parts())
+    }
+
     /// Bytes of an operation at most.
     pub(crate) fn operation_bytes(&self) -> u64 {
         lock(&self.state).speaks.as_ref().map_or(u64::MAX, |dialect| dialect.most_bytes())

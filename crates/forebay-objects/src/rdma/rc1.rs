@@ -229,6 +229,10 @@ impl Dialect for Rc1 {
         self.most_bytes
     }
 
+    fn takes_parts(&self) -> bool {
+        true
+    }
+
     fn transfer(&self, operation: &Operation) -> Ended {
         twice(|| self.attempt(operation))
     }

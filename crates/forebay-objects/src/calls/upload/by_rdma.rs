@@ -21,11 +21,16 @@ use crate::wire::call::{Ask, Body, Method, ReplyHead};
 #[derive(Debug, Default)]
 pub(super) struct SentBytes {
     by_rdma: AtomicU64,
-    /// Those that RDMA was begun for, and failed, and the last reason.
+    /// Those that RDMA was there for, and could not be used or failed, and the last reason.
     by_body: Mutex<(u64, Option<Error>)>,
 }
 
 impl SentBytes {
+    fn note_body(&self, len: usize, why: Error) {
+        let mut by_body = lock(&self.by_body);
+        *by_body = (by_body.0 + len as u64, Some(why));
+    }
+
     /// Bytes that are sent from now on, for receipts.
     pub(super) fn late_note(
         self: &Arc<Self>,
@@ -75,7 +80,13 @@ fn peer(
 
 /// Asks the server for a session, where an upload of several parts begins.
 pub(super) fn prepare(endpoint: &Arc<Endpoint>, at: (&str, &str), bytes: usize) -> Result<()> {
-    peer(endpoint, at, bytes, true).map(drop)
+    let peer = peer(endpoint, at, bytes, true)?;
+    if is_required() && peer.is_some_and(|peer| !peer.takes_parts()) { Err(no_parts()) } else { Ok(()) }
+}
+
+fn no_parts() -> Error {
+    Error::new(ErrorKind::Unsupported, "the server's dialect of RDMA (hipobj-rc-v2) has no parts of uploads")
+        .hint("FOREBAY_S3_RDMA=prefer")
 }
 
 fn is_required() -> bool {
@@ -115,8 +126,13 @@ pub(super) unsafe fn send(
     done: Done,
 ) {
     let peer = match peer(endpoint, (&ask.bucket, &ask.key), memory.len, false) {
-        Ok(Some(peer)) => peer,
-        Ok(None) => return exchange::start(endpoint, ask, Body::Memory(memory), done),
+        Ok(Some(peer)) if peer.takes_parts() => peer,
+        Ok(none) => {
+            if none.is_some() {
+                sent.note_body(memory.len, no_parts());
+            }
+            return exchange::start(endpoint, ask, Body::Memory(memory), done);
+        }
         Err(error) => return done(Err(error)),
     };
     let (asked, endpoint, sent) = (write_ask(&ask), endpoint.clone(), sent.clone());
@@ -131,9 +147,7 @@ pub(super) unsafe fn send(
         }
         Err(why) if is_required() => done(Err(error_of(&endpoint, &ask, why))),
         Err(why) => {
-            let mut by_body = lock(&sent.by_body);
-            *by_body = (by_body.0 + memory.len as u64, Some(error_of(&endpoint, &ask, why)));
-            drop(by_body);
+            sent.note_body(memory.len, error_of(&endpoint, &ask, why));
             exchange::start(&endpoint, ask, Body::Memory(memory), done);
         }
     });
