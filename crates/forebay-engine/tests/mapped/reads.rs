@@ -72,6 +72,22 @@ fn a_map_gathers() {
     map.check().unwrap();
 }
 
+/// Where bytes differ, and whose are there instead.
+fn difference(found: &[u8], wanted: &[u8]) -> String {
+    let differs: Vec<usize> = (0..wanted.len()).filter(|at| found.get(*at) != Some(&wanted[*at])).collect();
+    let (Some(&first), Some(&last)) = (differs.first(), differs.last()) else {
+        return format!("{} bytes, and {} wanted", found.len(), wanted.len());
+    };
+    let end = (first + 16).min(found.len());
+    let of = |round: u64| found[first..end] == pattern(KEY + round, first as u64, end - first);
+    let whose = (0..4).find(|round| of(*round));
+    format!(
+        "{} bytes from {first} to {last} differ, as in round {whose:?}: {:02x?}",
+        differs.len(),
+        &found[first..end]
+    )
+}
+
 #[test]
 fn a_memory_file_is_written_in_place() {
     let _turn = turn();
@@ -87,7 +103,8 @@ fn a_memory_file_is_written_in_place() {
         let receipt = session.write(&file, 0, &buffer).unwrap();
         println!("{receipt}");
         assert_eq!(receipt.moved[Way::Mapped], len as u64, "{receipt}");
-        assert!(std::fs::read(scratch.path()).unwrap() == bytes, "the file differs in round {round}");
+        let found = std::fs::read(scratch.path()).unwrap();
+        assert!(found == bytes, "round {round}: {}", difference(&found, &bytes));
         let (back, receipt) = read(&session, &file, 0, len);
         assert!(back == bytes, "{receipt}");
         std::thread::sleep(Duration::from_millis(40));
