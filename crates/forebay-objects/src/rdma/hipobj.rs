@@ -334,7 +334,7 @@ impl Dialect for Hipobj {
         MOST_BYTES
     }
 
-    /// A target is a bucket and a key: vgwrdma stores each part as an object of that name.
+    /// vgwrdma knows targets of a bucket and a key alone, and ends an upload whose parts went so with `InvalidPart`.
     fn takes_parts(&self) -> bool {
         false
     }
