@@ -28,7 +28,8 @@ int main(int argc, char **argv) {
         params[i].u.batch.devPtr_base = device + i * SIZE;
         params[i].u.batch.size = SIZE;
     }
-    ((void (*)(uint64_t))gpu_symbol("fake_cuda_set_delay_us"))(60000);
+    /* So slow that the last entry has not begun when the batch is cancelled, on a busy machine too. */
+    ((void (*)(uint64_t))gpu_symbol("fake_cuda_set_delay_us"))(250000);
     OK(cuFileBatchIOSubmit(batch, ENTRIES, params, 0));
     OK(cuFileBatchIOCancel(batch));
     unsigned char *bytes = malloc(ENTRIES * SIZE);

@@ -262,9 +262,9 @@ pub fn drop_privileges() -> bool {
     true
 }
 
-/// Waits until `is_so`, at most five seconds; whether it came to be.
+/// Waits until `is_so`, at most half a minute: tests run on machines that are busy. Whether it came to be.
 pub fn soon(is_so: impl Fn() -> bool) -> bool {
-    (0..1000).any(|_| {
+    (0..6000).any(|_| {
         is_so() || {
             std::thread::sleep(Duration::from_millis(5));
             false

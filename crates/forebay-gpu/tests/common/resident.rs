@@ -67,7 +67,7 @@ impl Mailboxes {
 
 fn soon(is_so: impl Fn() -> bool) -> bool {
     let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(5) {
+    while begun.elapsed() < Duration::from_secs(30) {
         if is_so() {
             return true;
         }

@@ -51,9 +51,9 @@ fn opened_as(server: &Server, path: &str, version: &str, options: &NfsOptions) -
     open(&NfsUrl::parse(&server.url(path, version)).unwrap(), options).unwrap()
 }
 
-/// Whether it comes true within seconds.
-fn within(seconds: u64, mut is_so: impl FnMut() -> bool) -> bool {
-    let until = Instant::now() + Duration::from_secs(seconds);
+/// Whether it comes true within half a minute: machines that test are busy.
+fn within(mut is_so: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + Duration::from_secs(30);
     while Instant::now() < until {
         if is_so() {
             return true;
@@ -178,7 +178,7 @@ fn an_address_that_is_left_out_ends_its_connections_while_a_file_is_read() {
         let first = opened(&server, version, &["127.0.0.3"]);
         std::thread::scope(|scope| {
             let reading = scope.spawn(|| read(&first));
-            assert!(within(2, || other.count(Asked::Read) > 0), "{version}");
+            assert!(within(|| other.count(Asked::Read) > 0), "{version}");
             server.put("/export/second", vec![1; 100]);
             let began = Instant::now();
             let _second = opened_as(&server, "/export/second", version, &options(&["127.0.0.3"]));
@@ -208,7 +208,7 @@ fn an_address_does_not_return_on_another_file() {
         other.put("/export/last", pattern(LEN));
         let looked =
             || other.connections_to(at(3)) > 0 && told(&first.client().left_out()[0]).contains("there");
-        let is_looked_at = within(5, || {
+        let is_looked_at = within(|| {
             assert!(read(&last) == pattern(LEN), "{version}");
             looked()
         });
@@ -217,10 +217,7 @@ fn an_address_does_not_return_on_another_file() {
         assert_eq!((first.client().addresses_in_use(), other.count(Asked::Read)), (1, 0), "{version}");
         // A file that nobody has open any more proves nothing.
         drop(first);
-        assert!(
-            within(5, || read(&last) == pattern(LEN) && last.client().addresses_in_use() == 2),
-            "{version}"
-        );
+        assert!(within(|| read(&last) == pattern(LEN) && last.client().addresses_in_use() == 2), "{version}");
     }
 }
 
@@ -237,7 +234,7 @@ fn an_address_returns_while_others_are_read_and_gets_connections() {
         assert_eq!(file.client().addresses_in_use(), 1, "{version}");
         server.listen_at(at(2)).unwrap();
         let used = || server.connections_to(at(2)) >= 4;
-        let returns = within(10, || read(&file) == pattern(LEN) && used());
+        let returns = within(|| read(&file) == pattern(LEN) && used());
         assert!(returns, "{version}: {:?}", file.client().left_out());
         assert_eq!((file.client().addresses_in_use(), file.client().traffic().resent), (2, 0), "{version}");
     }
@@ -420,12 +417,12 @@ fn connections_over_rdma_go_to_all_addresses_by_the_device_that_leads_there() {
                 "{reasons:?}"
             );
             fake.record(true);
-            assert!(read(&file) == pattern(LEN), "{version}");
-            assert_eq!(
-                (file.client().traffic().connections, fake.counts().written),
-                (6, LEN as u64),
-                "{version}"
-            );
+            // A connection is made when a request wants it: on a busy machine a read may be over before all are wanted.
+            let reads = (1..=50).find(|_| {
+                assert!(read(&file) == pattern(LEN), "{version}");
+                file.client().traffic().connections == 6
+            });
+            assert_eq!(reads.map(|reads| reads * LEN as u64), Some(fake.counts().written), "{version}");
             assert_eq!((fake.counts().refused, file.client().traffic().resent), (0, 0), "{version}");
             let new: Vec<_> = pattern(LEN).iter().map(|byte| !byte).collect();
             assert_eq!(file.write_at(&new, 0).unwrap(), LEN, "{version}");

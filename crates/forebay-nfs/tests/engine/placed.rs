@@ -596,8 +596,8 @@ fn a_driver_that_does_not_tell_of_memory_costs_none() {
     let turn = turn();
     allow_dma_bufs();
     for after in 0..8 {
-        let (place, session) = (place(), session());
         let before = turn.fake.leaks().device_allocations;
+        let (place, session) = (place(), session());
         let file = place.file("3");
         let mut buffer = session.buffer(0, 4096).unwrap();
         turn.fake.fail_next("cuPointerGetAttributes", 1, after, 1);
@@ -607,6 +607,7 @@ fn a_driver_that_does_not_tell_of_memory_costs_none() {
         session.read(&file, 0, &mut buffer).unwrap();
         assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, 4096));
         drop((buffer, file, session));
-        assert!(soon(|| turn.fake.leaks().device_allocations == before), "call {after}");
+        // Fewer: what an earlier test's session still had.
+        assert!(soon(|| turn.fake.leaks().device_allocations <= before), "call {after}");
     }
 }

@@ -226,10 +226,6 @@ fn the_server_is_asked_as_this_user_and_not_as_the_one_that_opened_the_file() {
     let place = place();
     std::fs::set_permissions(place.scratch.path(), std::fs::Permissions::from_mode(0o600)).unwrap();
     let (file, _facts) = place.open(place.facts("tcp"));
-    // Before: to look as the other user brings pages into memory. Twice: the kernel may still be reading ahead for the last read.
-    chill(&file);
-    std::thread::sleep(Duration::from_millis(200));
-    chill(&file);
     let users = Arc::new(std::sync::Mutex::new(Vec::new()));
     let seen_users = users.clone();
     place.server.faults(move |seen| {
@@ -239,7 +235,8 @@ fn the_server_is_asked_as_this_user_and_not_as_the_one_that_opened_the_file() {
     let other = || {
         // SAFETY: no pointers; of this thread, and of those that it starts.
         if unsafe { libc::syscall(libc::SYS_setresuid, -1, NOBODY, -1) } != 0 {
-            return println!("skipped: this process may not have another user");
+            println!("skipped: this process may not have another user");
+            return true;
         }
         assert_eq!(
             std::fs::File::open(place.scratch.path()).unwrap_err().kind(),
@@ -250,11 +247,19 @@ fn the_server_is_asked_as_this_user_and_not_as_the_one_that_opened_the_file() {
         let receipt = session.read(&file, 0, &mut buffer).unwrap();
         assert!(buffer.to_vec().unwrap() == pattern(KEY, 0, LEN), "wrong bytes: {receipt}");
         assert_eq!(receipt.moved[Way::Requested], 0);
-        assert!(why(&receipt).contains("permission denied"), "{receipt}");
-        let users = users.lock().unwrap();
-        assert!(!users.is_empty() && users.iter().all(|user| *user == NOBODY), "{users:?}");
+        let users = std::mem::take(&mut *users.lock().unwrap());
+        assert!(users.iter().all(|user| *user == NOBODY), "{users:?}");
+        assert_eq!(users.is_empty(), why(&receipt).is_empty(), "{receipt}");
+        assert!(users.is_empty() || why(&receipt).contains("permission denied"), "{receipt}");
+        !users.is_empty()
     };
-    std::thread::scope(|scope| scope.spawn(other).join().unwrap());
+    // The kernel tells another user nothing of its cache. The engine looks by reading, and that starts readahead: on a busy
+    // machine the pages may be there before the server would be asked for them.
+    let asked = (0..50).any(|_| {
+        chill(&file);
+        std::thread::scope(|scope| scope.spawn(other).join().unwrap())
+    });
+    assert!(asked, "the server was never asked");
 }
 
 /// An fsync by the engine would consume the error of a program's write.
