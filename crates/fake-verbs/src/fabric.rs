@@ -95,6 +95,11 @@ impl Fake {
         self.0.machine.kept.load(Ordering::Acquire)
     }
 
+    /// Registered regions of both sides.
+    pub fn regions(&self) -> usize {
+        self.0.machine.table().regions()
+    }
+
     /// Begins the journal anew, or adds nothing more to it.
     pub fn record(&self, on: bool) {
         self.0.machine.journal.record(on);

@@ -136,6 +136,11 @@ impl Table {
         Ok(())
     }
 
+    /// Memory that is registered.
+    pub(crate) fn regions(&self) -> usize {
+        self.entries.values().filter(|entry| matches!(entry.what, What::Region { .. })).count()
+    }
+
     /// Takes out all that is a device's.
     pub(crate) fn remove_device(&mut self, device: usize) {
         self.entries.retain(|_, entry| entry.device != device);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
@@ -127,6 +128,28 @@ impl Drop for OwnThread {
     }
 }
 
+/// What may take a while to end, as queue pairs and registered memory do. Where it is dropped, a thread ends it that may wait.
+pub(crate) struct Aside<T: Send + 'static>(Option<T>);
+
+impl<T: Send + 'static> Aside<T> {
+    pub(crate) const fn new(last: T) -> Self {
+        Self(Some(last))
+    }
+
+    /// For a thread that may wait itself.
+    pub(crate) fn into_inner(mut self) -> T {
+        self.0.take().unwrap_or_else(|| unreachable!("it is there until it is dropped"))
+    }
+}
+
+impl<T: Send + 'static> Drop for Aside<T> {
+    fn drop(&mut self) {
+        if let Some((last, runtime)) = self.0.take().zip(Handle::try_current().ok()) {
+            runtime.spawn_blocking(move || drop(last));
+        }
+    }
+}
+
 /// A thread, for one job.
 pub(crate) struct Turn {
     _permit: OwnedSemaphorePermit,
@@ -147,6 +170,22 @@ impl Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn what_takes_a_while_to_end_is_ended_by_another_thread() {
+        struct Last(std::sync::mpsc::Sender<std::thread::ThreadId>);
+        impl Drop for Last {
+            fn drop(&mut self) {
+                self.0.send(std::thread::current().id()).unwrap();
+            }
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        drop(Aside::new(Last(tell.clone())));
+        let ender = told.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert_ne!(ender, std::thread::current().id());
+        drop(Aside::new(Last(tell)).into_inner());
+        assert_eq!(told.recv().unwrap(), std::thread::current().id());
+    }
 
     #[tokio::test]
     async fn senders_of_long_files_leave_threads_to_requests() {

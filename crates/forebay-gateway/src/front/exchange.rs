@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_s3_rdma::hipobj::{Finished, NAME, Prepare, Prepared, Ready, header};
 use forebay_s3_rdma::rc1::SessionId;
@@ -13,7 +13,6 @@ use forebay_s3_rdma::{Operation, Refusal, sum_of_text};
 use forebay_verbs::{QueueEnd, Remote};
 use hyper::HeaderMap;
 use s3s::{S3Error, S3ErrorCode, S3Result};
-use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::codes::{answer, answer_read};
@@ -22,9 +21,10 @@ use super::said::path_of;
 use super::sums::{Algorithm, Sums};
 use super::uploads::{algorithm_of, part_number};
 use super::{blocking, sending};
-use crate::accounts::Account;
+use crate::accounts::{Account, Accounts};
 use crate::rdma::{Landed, Landing, Rdma, Way, Wire, random_session};
 use crate::store::{Condition, Draft, Facts, Meta, Store};
+use crate::threads::Aside;
 use crate::warn::warn;
 
 /// A transfer that is not ready this long after its prepare is given up.
@@ -33,25 +33,71 @@ const PREPARE_TIME: Duration = Duration::from_secs(100);
 const LANDING_BYTES: u64 = 64 << 20;
 /// No message has the client's MTU: each side takes its own port's, which is the smaller one then.
 const MTU: u32 = 4096;
-/// Transfers of an account between prepare and ready.
+/// Transfers of an account, prepared or under way: each has memory.
 const EACH: usize = 16;
 /// Bytes that the store gets at a time.
 const PIECE: usize = 1 << 20;
 
+/// How often it is looked whether a transfer's account is still there.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// Transfers that are prepared.
 pub(super) struct Exchanges {
     rdma: Arc<Rdma>,
+    accounts: Arc<Accounts>,
     known: Mutex<HashMap<SessionId, Exchange>>,
+    /// Those that there are, also under way, by their accounts.
+    seats: Seats,
 }
 
 /// One of them.
 struct Exchange {
     access_key: String,
     ask: Prepare,
-    wire: Wire,
-    landing: Landing,
+    paired: Aside<Paired>,
     /// Of a GET, the file as it was at prepare: an object that is replaced meanwhile is another file.
     object: Option<(File, Facts)>,
+}
+
+/// The connection of a transfer, and its memory, which goes behind it.
+struct Paired {
+    wire: Wire,
+    landing: Landing,
+    seat: Seat,
+}
+
+type Seats = Arc<Mutex<HashMap<String, usize>>>;
+
+/// Room for a transfer's memory, until it is dropped.
+struct Seat {
+    seats: Seats,
+    access_key: String,
+}
+
+impl Seat {
+    /// `None`: the account has as many as it may.
+    fn take(seats: &Seats, access_key: &str) -> Option<Self> {
+        let mut all = seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = all.entry(access_key.to_owned()).or_default();
+        if *own >= EACH {
+            return None;
+        }
+        *own += 1;
+        drop(all);
+        Some(Self { seats: Arc::clone(seats), access_key: access_key.to_owned() })
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut all = self.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = all.get_mut(&self.access_key) {
+            *own -= 1;
+            if *own == 0 {
+                all.remove(&self.access_key);
+            }
+        }
+    }
 }
 
 /// Headers of an answer.
@@ -103,8 +149,9 @@ impl Target {
 }
 
 impl Exchanges {
-    pub(super) fn new(rdma: &Arc<Rdma>) -> Arc<Self> {
-        Arc::new(Self { rdma: Arc::clone(rdma), known: Mutex::default() })
+    pub(super) fn new(rdma: &Arc<Rdma>, accounts: &Arc<Accounts>) -> Arc<Self> {
+        let (rdma, accounts) = (Arc::clone(rdma), Arc::clone(accounts));
+        Arc::new(Self { rdma, accounts, known: Mutex::default(), seats: Seats::default() })
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<SessionId, Exchange>> {
@@ -123,26 +170,15 @@ impl Exchanges {
         if ask.operation == Operation::Put && account.entry.read_only {
             return Err(refused(Refusal::Forbidden("the account may only read")));
         }
-        let access_key = account.entry.access_key.clone();
-        if self.known().values().filter(|one| one.access_key == access_key).count() >= EACH {
-            return Err(refused(Refusal::Limits));
-        }
+        let seat = Seat::take(&self.seats, &account.entry.access_key);
+        let seat = seat.ok_or_else(|| refused(Refusal::Limits))?;
         let rdma = Arc::clone(&self.rdma);
-        let begun = blocking(move || Ok(begin(&rdma, &account, &target, ask, way)));
-        let (own, exchange) = begun.await?.map_err(NotBegun::answer)?;
+        let begun = blocking(move || Ok(begin(&rdma, &account, &target, (ask, seat), way)));
+        let (end, memory, exchange) = begun.await?.map_err(NotBegun::answer)?;
         let id = random_session().map_err(refused)?;
-        // The client has no use of memory that is not its to write.
-        let memory = match exchange.object {
-            None => exchange.landing.remote(),
-            Some(_) => Remote { key: 0, address: 0 },
-        };
         self.known().insert(id, exchange);
-        let all = Arc::clone(self);
-        tokio::spawn(async move {
-            sleep(PREPARE_TIME).await;
-            all.forget(id).await;
-        });
-        Ok(Prepared { session: id.text(), end: own, memory }.headers())
+        tokio::spawn(Arc::clone(self).forget_late(id));
+        Ok(Prepared { session: id.text(), end, memory }.headers())
     }
 
     /// Takes a transfer that is the account's.
@@ -154,10 +190,20 @@ impl Exchanges {
         Ok(known.remove(&id))
     }
 
-    async fn forget(&self, id: SessionId) {
-        let ended = self.known().remove(&id);
-        // A device may take a while to end a queue pair.
-        let _ = spawn_blocking(move || drop(ended)).await;
+    /// Ends a transfer that does not become ready in time, or whose account is gone.
+    async fn forget_late(self: Arc<Self>, id: SessionId) {
+        let until = Instant::now() + PREPARE_TIME;
+        loop {
+            sleep(LOOK).await;
+            let mut known = self.known();
+            let Some(exchange) = known.get(&id) else { return };
+            if Instant::now() >= until || self.accounts.find(&exchange.access_key).is_none() {
+                let ended = known.remove(&id);
+                drop(known);
+                drop(ended);
+                return;
+            }
+        }
     }
 
     /// Gives a transfer up; also one that has ended.
@@ -178,28 +224,57 @@ impl Exchanges {
         if (ready.cookie, ready.number) != (cookie, exchange.ask.end.number) {
             return Err(malformed("cookie or queue pair are not those of the prepare"));
         }
-        let Exchange { ask, wire, landing, object, .. } = exchange;
+        let Exchange { ask, paired, object, .. } = exchange;
         let (moved, done) = if let Some(object) = object {
-            (&self.rdma.moved.sent, send((ask, wire, landing), object, ready.memory).await?)
+            (&self.rdma.moved.sent, send((ask, paired), object, ready.memory).await?)
         } else {
-            let done = receive(&account, (ask, wire, landing), self.rdma.write_time(), headers).await?;
-            (&self.rdma.moved.received, done)
+            (&self.rdma.moved.received, self.receive(&account, (ask, paired), headers).await?)
         };
         moved.fetch_add(done.bytes, Relaxed);
         let (bytes, sum) = (done.bytes, done.sum);
         let etag = Some(format!("\"{}\"", done.facts.etag));
         Ok(Finished { bytes, cookie, etag, version: None, sum }.headers())
     }
+
+    /// Waits for the client's writes, and stores what it wrote.
+    async fn receive(
+        &self,
+        account: &Account,
+        (ask, paired): (Prepare, Aside<Paired>),
+        headers: &HeaderMap,
+    ) -> S3Result<Done> {
+        let target = Target::parse(&ask.target)?;
+        let (cookie, limit) = (ask.cookie, self.rdma.write_time());
+        let (accounts, access_key) = (Arc::clone(&self.accounts), account.entry.access_key.clone());
+        let is_gone = move || accounts.find(&access_key).is_none();
+        let landed = sending(move || {
+            let Paired { wire, landing, seat } = paired.into_inner();
+            let landed = wire.await_writes(landing, cookie, limit, &is_gone);
+            if is_gone() {
+                return Err(refused(Refusal::Forbidden("the account is gone")));
+            }
+            landed.map(|landed| Aside::new((landed, seat))).map_err(|error| failed(&error))
+        });
+        let landed = landed.await?;
+        let (store, headers) = (Arc::clone(&account.store), headers.clone());
+        blocking(move || {
+            let (landed, _seat) = landed.into_inner();
+            let (draft, sums) = draft_of(store.as_ref(), &target, ask.bytes, &headers)?;
+            store_landed(draft, sums, &landed)
+        })
+        .await
+    }
 }
 
 /// Reads the object into memory, and writes it to the client's.
 async fn send(
-    (ask, wire, mut landing): (Prepare, Wire, Landing),
+    (ask, paired): (Prepare, Aside<Paired>),
     (file, facts): (File, Facts),
     memory: Remote,
 ) -> S3Result<Done> {
     let (bytes, cookie) = (ask.bytes, ask.cookie);
     let sent = sending(move || {
+        let Paired { wire, mut landing, seat: _seat } = paired.into_inner();
         let room = landing.bytes_mut().ok_or_else(|| S3Error::new(S3ErrorCode::InternalError))?;
         file.read_exact_at(room, ask.offset).map_err(S3Error::internal_error)?;
         Ok(wire.send(&landing, memory, cookie))
@@ -240,9 +315,9 @@ fn begin(
     rdma: &Rdma,
     account: &Account,
     target: &Target,
-    ask: Prepare,
+    (ask, seat): (Prepare, Seat),
     way: Way,
-) -> Result<(QueueEnd, Exchange), NotBegun> {
+) -> Result<(QueueEnd, Remote, Exchange), NotBegun> {
     let refused = NotBegun::Refused;
     let is_put = ask.operation == Operation::Put;
     let object = if is_put {
@@ -265,25 +340,10 @@ fn begin(
     let paired = rdma.pair_apart(way, &ask.end, ask.bytes as usize, is_put);
     let (landing, own, wire) = paired.map_err(refused)?;
     let access_key = account.entry.access_key.clone();
-    Ok((own, Exchange { access_key, ask, wire, landing, object }))
-}
-
-/// Waits for the client's writes, and stores what it wrote.
-async fn receive(
-    account: &Account,
-    (ask, wire, landing): (Prepare, Wire, Landing),
-    limit: Duration,
-    headers: &HeaderMap,
-) -> S3Result<Done> {
-    let target = Target::parse(&ask.target)?;
-    let landed = sending(move || Ok(wire.await_writes(landing, ask.cookie, limit))).await?;
-    let landed = landed.map_err(|error| failed(&error))?;
-    let (store, headers) = (Arc::clone(&account.store), headers.clone());
-    blocking(move || {
-        let (draft, sums) = draft_of(store.as_ref(), &target, ask.bytes, &headers)?;
-        store_landed(draft, sums, &landed)
-    })
-    .await
+    // The client has no use of memory that is not its to write.
+    let memory = if is_put { landing.remote() } else { Remote { key: 0, address: 0 } };
+    let paired = Aside::new(Paired { wire, landing, seat });
+    Ok((own, memory, Exchange { access_key, ask, paired, object }))
 }
 
 fn draft_of(

@@ -55,7 +55,7 @@ fn operation_of(path: &str) -> Option<&'static str> {
 
 impl RdmaRoute {
     pub(crate) fn new(accounts: &Arc<Accounts>, rdma: Option<&Arc<Rdma>>) -> Self {
-        let rdma = rdma.map(|rdma| (Arc::clone(rdma), Exchanges::new(rdma)));
+        let rdma = rdma.map(|rdma| (Arc::clone(rdma), Exchanges::new(rdma, accounts)));
         Self { accounts: Arc::clone(accounts), rdma }
     }
 

@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_error::Result;
+use forebay_error::{Error, Result};
 use forebay_s3_rdma::Refusal;
 use forebay_s3_rdma::rc1::{ConnectAnswer, ConnectAsk, SessionId};
-use forebay_verbs::{Domain, Fabric, Options, QueueEnd};
+use forebay_verbs::{Domain, Fabric, Options, QueueEnd, Why};
 
 use crate::warn::warn;
 pub(crate) use landing::{Landed, Landing};
@@ -86,7 +86,7 @@ pub(crate) struct Way {
 enum Known {
     Rail(Arc<Rail>),
     /// It has no NIC, until it is looked for again.
-    Failed(Instant, forebay_error::Error),
+    Failed(Instant, Error),
 }
 
 /// Figures since the server began.
@@ -97,7 +97,7 @@ pub(crate) struct Moved {
     pub(crate) declined: AtomicU64,
 }
 
-fn cannot(error: &forebay_error::Error) -> Refusal {
+fn cannot(error: &Error) -> Refusal {
     warn(&format!("RDMA is not spoken with a client: {error}"));
     Refusal::NotSupported
 }
@@ -108,13 +108,20 @@ fn is_of_client(own: &QueueEnd, peer: &QueueEnd, client: IpAddr) -> bool {
     own.lid != 0 || peer.address() == client.to_canonical()
 }
 
+/// Why there is no connection to a client.
+struct NotPaired {
+    refusal: Refusal,
+    /// The NIC is to be opened anew. Not so where the client has named a wrong end.
+    is_of_nic: bool,
+}
+
 /// A queue end that is paired with a client's. `client`: the address that this has to be of.
 fn pair(
     domain: &Arc<dyn Domain>,
     peer: &QueueEnd,
     client: Option<IpAddr>,
     reads: u8,
-) -> std::result::Result<(QueueEnd, Wire), Refusal> {
+) -> std::result::Result<(QueueEnd, Wire), NotPaired> {
     let options = Options {
         receives: 1,
         receive_size: 64,
@@ -125,12 +132,17 @@ fn pair(
         reads_out: reads.min(READS),
         ..Options::default()
     };
-    let end = domain.end(&options).map_err(|error| cannot(&error))?;
+    let of_nic = |error: &Error| NotPaired { refusal: cannot(error), is_of_nic: true };
+    let end = domain.end(&options).map_err(|error| of_nic(&error))?;
     let own = end.own();
     if client.is_some_and(|client| !is_of_client(&own, peer, client)) {
-        return Err(Refusal::Forbidden("the GID is not the address that the connection comes from"));
+        let refusal = Refusal::Forbidden("the GID is not the address that the connection comes from");
+        return Err(NotPaired { refusal, is_of_nic: false });
     }
-    let connection = end.pair(peer).map_err(|error| cannot(&error))?;
+    let connection = end.pair(peer).map_err(|error| NotPaired {
+        is_of_nic: Why::of(&error) == Some(Why::DeviceRemoved),
+        ..of_nic(&error)
+    })?;
     Ok((own, Wire::new(connection, reads > 0)))
 }
 
@@ -241,10 +253,12 @@ impl Rdma {
         let address = self.options.address.unwrap_or(way.reached);
         let rail = self.rail(address).map_err(|error| cannot(&error))?;
         // The device may be gone.
-        let (own, wire) = pair(&rail.domain, peer, self.client_of(way), reads).inspect_err(|refusal| {
-            if !matches!(refusal, Refusal::Forbidden(_)) {
+        let paired = pair(&rail.domain, peer, self.client_of(way), reads);
+        let (own, wire) = paired.map_err(|why| {
+            if why.is_of_nic {
                 self.forget(&rail);
             }
+            why.refusal
         })?;
         Ok((rail, own, wire))
     }
@@ -259,12 +273,17 @@ impl Rdma {
         is_for_client: bool,
     ) -> std::result::Result<(Landing, QueueEnd, Wire), Refusal> {
         let address = self.options.address.unwrap_or(way.reached);
-        let domain = rail::open(&*self.options.fabric, address).map_err(|error| cannot(&error))?;
+        // An address without a NIC is known as one.
+        let rail = self.rail(address).map_err(|error| cannot(&error))?;
+        let domain = rail::open(&*self.options.fabric, address).map_err(|error| {
+            self.forget(&rail);
+            cannot(&error)
+        })?;
         let landing = Landing::new(&domain, bytes, is_for_client).map_err(|error| {
             warn(&format!("no memory for RDMA: {error}"));
             Refusal::Limits
         })?;
-        let (own, wire) = pair(&domain, peer, self.client_of(way), 0)?;
+        let (own, wire) = pair(&domain, peer, self.client_of(way), 0).map_err(|why| why.refusal)?;
         Ok((landing, own, wire))
     }
 

@@ -11,6 +11,9 @@ use super::rail::{SLOT, SLOTS, Slots};
 /// A connection that completes nothing for this long is given up. A NIC repeats for a few seconds itself.
 const STALL: Duration = Duration::from_secs(20);
 
+/// How often a transfer that waits for its client looks whether that may still come.
+const LOOK: Duration = Duration::from_millis(500);
+
 /// Bytes that a client's NIC takes, or gives, in a second at least, as a whole transfer has it.
 const LEAST_RATE: u64 = 4_000_000;
 
@@ -93,16 +96,17 @@ impl Wire {
         flight.send(landing, to, immediate)
     }
 
-    /// Waits until the client has written, which it tells by a message with this number. The connection has ended then: nothing more is
-    /// written. Blocks.
+    /// Waits until the client has written, which it tells by a message with this number, or until `is_over`. The connection has ended
+    /// then: nothing more is written. Blocks.
     pub(crate) fn await_writes(
         mut self,
         landing: Landing,
         immediate: u32,
         limit: Duration,
+        is_over: impl Fn() -> bool,
     ) -> forebay_error::Result<Landed> {
         let mut flight = self.flight.take().ok_or_else(|| Why::Down.error("the connection has ended"))?;
-        let came = flight.message(limit)?;
+        let came = flight.message(limit, is_over)?;
         drop(flight);
         if came != Some(immediate) {
             return Err(Error::new(
@@ -191,10 +195,17 @@ impl Flight {
     }
 
     /// The number of the next message.
-    fn message(&mut self, limit: Duration) -> forebay_error::Result<Option<u32>> {
+    fn message(&mut self, limit: Duration, is_over: impl Fn() -> bool) -> forebay_error::Result<Option<u32>> {
         self.completions.clear();
-        if self.connection.wait(&mut self.completions, limit)? == 0 {
-            return Err(Why::Unreachable.error("the client has not written"));
+        let until = Instant::now() + limit;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if self.connection.wait(&mut self.completions, left.min(LOOK))? > 0 {
+                break;
+            }
+            if left.is_zero() || is_over() || self.connection.down().is_some() {
+                return Err(Why::Unreachable.error("the client has not written"));
+            }
         }
         match self.completions.first() {
             Some(Completion::Received(message)) => Ok(message.immediate()),
@@ -278,6 +289,9 @@ mod tests {
         let all: Vec<_> = pieces(2 * slot + 5).map(|piece| (piece.slot, piece.offset, piece.len)).collect();
         assert_eq!(all, [(0, 0, SLOT), (1, slot, SLOT), (0, 2 * slot, 5)]);
         assert_eq!(pieces(0).count(), 0);
+        // 4 GiB and a byte.
+        let last = pieces((1 << 32) + 1).last().unwrap();
+        assert_eq!((last.slot, last.offset, last.len), (0, 1 << 32, 1));
         assert_eq!(pieces(slot).count(), 1);
     }
 

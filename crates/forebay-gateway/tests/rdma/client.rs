@@ -86,6 +86,13 @@ impl Target {
     pub fn bytes(&self) -> &[u8] {
         std::hint::black_box(&self.bytes[..self.bytes.len() - 1])
     }
+
+    /// Its key ends, and the bytes stay.
+    pub fn end(self) -> Box<[u8]> {
+        let Self { region, bytes } = self;
+        region.release().unwrap();
+        bytes
+    }
 }
 
 /// Registered memory with these bytes, and one behind them.

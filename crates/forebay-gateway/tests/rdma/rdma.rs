@@ -17,26 +17,26 @@ use crate::served::{Gateway, pattern};
 const CU: &str = "00007f7c4a000000:00100000:001820a5:0000:012f4b:1:00000000000000000000ffff0a000001";
 const MIB: usize = 1 << 20;
 
-fn said(reply: &Reply, name: &str) -> String {
+pub fn said(reply: &Reply, name: &str) -> String {
     reply.header(name).unwrap_or_default()
 }
 
 /// The answer to a GET whose bytes came in the body.
 #[track_caller]
-fn assert_declined(reply: &Reply, reason: &str, bytes: &[u8]) {
+pub fn assert_declined(reply: &Reply, reason: &str, bytes: &[u8]) {
     assert_eq!((reply.status / 100, said(reply, REPLY).as_str()), (2, "501"), "{}", reply.head);
     assert_eq!((said(reply, REASON).as_str(), said(reply, BYTES).as_str()), (reason, ""), "{}", reply.head);
     assert!(reply.body == bytes);
 }
 
 #[track_caller]
-fn assert_refused(reply: &Reply, status: u16, code: &str) {
+pub fn assert_refused(reply: &Reply, status: u16, code: &str) {
     assert_eq!((reply.status, reply.code().as_str()), (status, code), "{}{}", reply.head, reply.text());
     assert_eq!(said(reply, BYTES), "", "{}", reply.head);
 }
 
 #[track_caller]
-fn assert_moved(reply: &Reply, status: u16, bytes: usize) {
+pub fn assert_moved(reply: &Reply, status: u16, bytes: usize) {
     assert_eq!(reply.status, status, "{}{}", reply.head, reply.text());
     let replied = if status == 206 { "206" } else { "200" };
     assert_eq!(

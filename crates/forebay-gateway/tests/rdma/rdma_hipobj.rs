@@ -17,11 +17,11 @@ use forebay_verbs::{Completion, Connection, Domain, Kind, Options, Post, QueueEn
 
 const MIB: usize = 1 << 20;
 const COOKIE: u32 = 0x00c0_ffee;
-type Headers = Vec<(&'static str, String)>;
+pub type Headers = Vec<(&'static str, String)>;
 
-const NOWHERE: Remote = Remote { key: 0, address: 0 };
+pub const NOWHERE: Remote = Remote { key: 0, address: 0 };
 
-fn ask(raw: &Raw, path: &str, headers: &Headers) -> Reply {
+pub fn ask(raw: &Raw, path: &str, headers: &Headers) -> Reply {
     let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
     raw.ask("POST", path, &headers, b"")
 }
@@ -32,13 +32,13 @@ fn with<T>(reply: &Reply, parse: impl FnOnce(&dyn Fn(&str) -> Option<&'static st
 }
 
 /// A queue end that waits for its peer.
-struct Half {
-    domain: Arc<dyn Domain>,
+pub struct Half {
+    pub domain: Arc<dyn Domain>,
     end: Box<dyn UnpairedEnd>,
 }
 
 impl Half {
-    fn new(fake: &Fake) -> Self {
+    pub fn new(fake: &Fake) -> Self {
         let domain = domain(fake);
         let options = Options { receives: 1, receive_size: 64, sends: 8, ..Options::default() };
         let end = domain.end(&options).unwrap();
@@ -49,16 +49,16 @@ impl Half {
         self.end.own()
     }
 
-    fn prepare(&self, operation: Operation, target: &str, bytes: usize, offset: u64) -> Prepare {
+    pub fn prepare(&self, operation: Operation, target: &str, bytes: usize, offset: u64) -> Prepare {
         let (target, bytes) = (target.to_owned(), bytes as u64);
         Prepare { end: self.own(), cookie: COOKIE, operation, target, bytes, offset }
     }
 }
 
 /// A transfer that is paired.
-struct Paired {
+pub struct Paired {
     connection: Box<dyn Connection>,
-    domain: Arc<dyn Domain>,
+    pub domain: Arc<dyn Domain>,
     answer: Prepared,
     number: u32,
 }
@@ -73,7 +73,7 @@ fn pair(half: Half, operation: Operation, reply: &Reply) -> Paired {
 }
 
 impl Paired {
-    fn ready(&self, memory: Remote) -> Ready {
+    pub fn ready(&self, memory: Remote) -> Ready {
         Ready { session: self.answer.session.clone(), cookie: COOKIE, number: self.number, memory }
     }
 
@@ -88,7 +88,7 @@ impl Paired {
     }
 
     /// Writes to the server's memory, and tells it.
-    fn write(&mut self, source: &Target, bytes: usize, immediate: u32) {
+    pub fn write(&mut self, source: &Target, bytes: usize, immediate: u32) {
         let (from, to) = (source.region.range(0, bytes).unwrap(), self.answer.memory);
         self.connection.write_with_immediate(1, from, to, immediate, Post::PLAIN).unwrap();
     }
@@ -181,7 +181,7 @@ fn an_object_that_is_replaced_between_prepare_and_ready() {
     assert_eq!((memory.bytes(), paired.immediate()), (&b"old"[..], Some(COOKIE)));
 }
 
-fn pair_for(raw: &Raw, half: Half, operation: Operation, bytes: usize) -> Paired {
+pub fn pair_for(raw: &Raw, half: Half, operation: Operation, bytes: usize) -> Paired {
     let reply = ask(raw, PREPARE, &half.prepare(operation, "/bkt/k", bytes, 0).headers());
     pair(half, operation, &reply)
 }
