@@ -9,6 +9,10 @@
 //! the others there is a snapshot, as fresh as the last look. Two limits: a file system with large pages of its own
 //! (ext4, xfs) drops the mapping of a large one as a whole, so that a page may be taken for lost that only its neighbour
 //! is; and a loss is noticed at the device's next look, unless the CPU has touched the page again before that.
+//!
+//! A real GPU's pin also keeps the kernel from moving a page to another frame; locked memory it moves all the same, to
+//! have large pages free. So a page in another frame that has the bytes of the last look is taken for moved, not for
+//! lost. One that was also written meanwhile is still taken for lost.
 
 use std::fs::File;
 use std::ops::Range;
@@ -88,9 +92,11 @@ impl PinnedFilePages {
     /// `from` has `len` bytes.
     pub(crate) unsafe fn write(&self, at: usize, from: *const u8, len: usize) -> Answer {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Compares with the snapshot, so before that changes.
+        let live = self.live(&mut known, at, len);
         // SAFETY: inside the snapshot; the caller promises the other end.
         unsafe { std::ptr::copy_nonoverlapping(from, (known.snapshot.address as *mut u8).add(at), len) };
-        for run in self.live(&mut known, at, len) {
+        for run in live {
             let mut next = run.start;
             while next < run.end {
                 let place = known.snapshot.address + next as u64;
@@ -107,7 +113,7 @@ impl PinnedFilePages {
         let now = entries(self.address + (pages.start * PAGE) as u64, pages.len());
         let mut runs: Vec<Range<usize>> = Vec::new();
         for (page, entry) in pages.zip(now) {
-            if !known.is_live(page, entry) {
+            if !known.is_live(page, entry, self.address) {
                 continue;
             }
             let part = at.max(page * PAGE)..(at + len).min((page + 1) * PAGE);
@@ -127,13 +133,27 @@ impl Drop for PinnedFilePages {
 }
 
 impl PageStates {
-    fn is_live(&mut self, page: usize, now: u64) -> bool {
+    /// Whether a page of the mapping at `address` is still the one that was pinned.
+    fn is_live(&mut self, page: usize, now: u64, address: u64) -> bool {
         let was = self.entries[page] & FRAME;
-        let missing = now & (PRESENT | MOVING) == 0;
-        let another = was != 0 && now & MOVING == 0 && now & FRAME != was;
+        let is_missing = now & (PRESENT | MOVING) == 0;
+        let is_elsewhere = was != 0 && now & MOVING == 0 && now & FRAME != was;
+        if !is_missing && is_elsewhere && !self.lost[page] && self.has_bytes_of(page, address) {
+            self.entries[page] = now;
+            return true;
+        }
         // For good: nothing keeps the lost frame from coming back as a new page of the same file.
-        self.lost[page] |= missing || another;
+        self.lost[page] |= is_missing || is_elsewhere;
         !self.lost[page]
+    }
+
+    /// Whether the mapping's page has the bytes of the last look.
+    fn has_bytes_of(&self, page: usize, address: u64) -> bool {
+        let (at, mut now) = ((page * PAGE) as u64, [0u8; PAGE]);
+        let read = read_pages(address + at, now.as_mut_ptr() as u64, PAGE);
+        // SAFETY: a page of the snapshot, which only the holder of the lock writes.
+        let before = unsafe { std::slice::from_raw_parts((self.snapshot.address + at) as *const u8, PAGE) };
+        matches!(read, Ok(PAGE)) && now == before
     }
 }
 
@@ -240,6 +260,27 @@ mod tests {
             pinned.write(5 * PAGE - 1, [8u8, 9].as_ptr(), 2).expect("written");
         }
         assert_eq!(read(&pinned, 5 * PAGE - 1, 2), [8, 9], "lost pages take writes");
+    }
+
+    #[test]
+    fn a_page_that_the_kernel_moves_is_not_lost() {
+        let (file, address) = mapped();
+        let pinned = PinnedFilePages::new(address, LEN).expect("pinned");
+        let move_page = |page: usize| pinned.known.lock().expect("no panic").entries[page] ^= 1;
+        move_page(2);
+        // SAFETY: one byte; mapped by us.
+        unsafe { pinned.write(2 * PAGE, [8u8].as_ptr(), 1) }.expect("written");
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 2 * PAGE as u64).expect("read");
+        assert_eq!(byte, [8], "the file has it");
+        move_page(2);
+        assert_eq!(read(&pinned, 2 * PAGE, 2), [8, 2], "and is known to have it when the page moves again");
+        move_page(4);
+        file.write_all_at(&[99; PAGE], 4 * PAGE as u64).expect("written");
+        assert_eq!(read(&pinned, 4 * PAGE, 1), [4], "another page with other bytes");
+        drop(pinned);
+        // SAFETY: mapped by us.
+        unsafe { libc::munmap(address as *mut _, LEN) };
     }
 
     #[test]
