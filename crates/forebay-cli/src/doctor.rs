@@ -164,6 +164,7 @@ fn options(args: &DoctorArgs) -> Result<DoctorOptions, Hinted> {
     Ok(DoctorOptions {
         paths: paths.into_iter().cloned().collect(),
         objects: objects.into_iter().map(object).collect::<Result<_, Hinted>>()?,
+        rdma: Vec::new(),
         pid: args.pid,
         // A process without counters is a finding, not an error.
         counters: args.pid.and_then(|pid| Reader::attach(pid).ok()?.snapshot().ok()),

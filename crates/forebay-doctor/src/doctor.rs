@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use forebay_config::Config;
 use forebay_error::plain;
-use forebay_objects::ObjectUrl;
+use forebay_objects::{ObjectRdma, ObjectUrl};
 use forebay_stats::Snapshot;
 use serde::Serialize;
 
@@ -43,6 +43,8 @@ pub struct DoctorOptions {
     pub servers: Vec<ServerCopy>,
     /// Objects of S3. The machine is looked at, too, where something else is asked for.
     pub objects: Vec<ObjectUrl>,
+    /// Answers of servers of objects that were asked for RDMA before. Those of `objects` are asked now.
+    pub rdma: Vec<ObjectRdma>,
     /// What the site makes of findings.
     pub site: SiteRules,
 }
@@ -51,7 +53,8 @@ impl DoctorOptions {
     /// Whether nothing but objects is asked for.
     fn is_of_objects(&self) -> bool {
         let has_machine = !self.paths.is_empty() || self.pid.is_some() || self.pod || self.log.is_some();
-        !self.objects.is_empty() && !has_machine && self.benches.is_empty() && self.servers.is_empty()
+        let has_objects = !self.objects.is_empty() || !self.rdma.is_empty();
+        has_objects && !has_machine && self.benches.is_empty() && self.servers.is_empty()
     }
 }
 
@@ -113,7 +116,7 @@ fn look(
     for server in &options.servers {
         found.extend(nfs_server::look(server, system));
     }
-    found.extend(options.objects.iter().flat_map(objects::look));
+    found.extend(objects::look(system, options, &found));
     let ignored = options.site.apply(&mut found);
     let worst = found.first().map_or(Severity::Ok, |finding| finding.severity);
     Ok(DoctorReport {

@@ -9,7 +9,7 @@ mod trees;
 
 use std::collections::BTreeSet;
 
-use cases::{HEALTHY, all_cases, beside, contained, pid, running};
+use cases::{HEALTHY, all_cases, beside, contained, healthy_objects, pid, running};
 use forebay_doctor::exercise::DriverOffer;
 use forebay_doctor::finding::Severity;
 use forebay_doctor::{DoctorOptions, DoctorReport, RootedSystem, diagnose, gpu};
@@ -61,6 +61,25 @@ fn what_is_well_is_no_alarm() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
+fn objects_that_come_as_well_as_they_can_are_no_alarm() {
+    for (what, plant) in healthy_objects() {
+        let mut tree = healthy();
+        let options = plant(&mut tree);
+        let report = look(&tree, &options);
+        assert_eq!((bad(&report), report.exit_code), (vec![], 0), "{what}: {:#?}", report.findings);
+    }
+}
+
+#[test]
+fn an_object_beside_the_machine_has_no_finding_twice() {
+    let mut tree = healthy();
+    tree.file("/sys/class/net/ens1/mtu", "1500\n");
+    let (_, plant) = healthy_objects()[0];
+    let options = DoctorOptions { paths: vec!["/nfs".to_owned()], ..plant(&mut tree) };
+    assert_eq!(bad(&look(&tree, &options)), ["mtu"]);
 }
 
 #[test]

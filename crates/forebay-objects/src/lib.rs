@@ -38,6 +38,7 @@ mod wire;
 mod xml;
 
 pub use between::Brought;
+pub use by_rdma::{ArrivedBytes, ObjectRdma, rdma_of};
 pub use calls::{Bucket, List, Listed, ListedObject, ObjectFinding, ObjectHead, Weight, buckets, examine};
 #[doc(hidden)]
 pub use pace::give_up_after;

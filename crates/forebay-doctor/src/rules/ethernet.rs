@@ -113,7 +113,8 @@ fn payload(mtu: i64) -> i64 {
     [4096, 2048, 1024, 512].into_iter().find(|size| mtu - 96 >= *size).unwrap_or(256)
 }
 
-fn mtu(system: &dyn System, port: &Port, interface: &str, found: &mut Findings) {
+/// Packets of a link carry less than they could.
+pub(super) fn mtu(system: &dyn System, port: &Port, interface: &str, found: &mut Findings) {
     let path = mtu_file(interface);
     let Some(mtu) = system.number(&path) else { return };
     let carries = payload(mtu);
@@ -130,6 +131,12 @@ fn mtu(system: &dyn System, port: &Port, interface: &str, found: &mut Findings) 
     found.add("mtu", Severity::Note, text, Some(&fix)).seen(&path, mtu.to_string());
 }
 
+/// The MTU of an interface, and its file.
+pub(super) fn mtu_of(system: &dyn System, interface: &str) -> Option<(String, i64)> {
+    let path = mtu_file(interface);
+    Some((path.clone(), system.number(&path)?))
+}
+
 fn mtu_file(interface: &str) -> String {
     format!("/sys/class/net/{interface}/mtu")
 }
@@ -137,8 +144,7 @@ fn mtu_file(interface: &str) -> String {
 /// The MTU of the first RDMA link that is up, and its file.
 fn first_mtu(system: &dyn System, ports: &[Port]) -> Option<(String, i64)> {
     let mut up = ports.iter().filter(|port| port.is_active() && port.link_layer == "Ethernet");
-    let path = mtu_file(up.find_map(|port| port.interface.as_deref())?);
-    Some((path.clone(), system.number(&path)?))
+    mtu_of(system, up.find_map(|port| port.interface.as_deref())?)
 }
 
 /// Two ends of a network with two MTUs.

@@ -5,6 +5,10 @@ use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
 use crate::machine::{IoUring, memory_limits};
 
+/// What gives a process more locked memory, and the same in a pod.
+pub(super) const MEMLOCK: &str = "ulimit -l unlimited; in Docker: --ulimit memlock=-1; for good: echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/memlock.conf, and sign in again";
+pub(super) const MEMLOCK_OF_POD: &str = "on the node, for the container runtime: LimitMEMLOCK=infinity in its systemd unit; or securityContext: {capabilities: {add: [IPC_LOCK]}}";
+
 /// Bytes of the slots of one device's lanes: a process usually moves bytes to one device.
 fn lane_memory(facts: &Facts<'_>) -> Option<u64> {
     let config = facts.config.as_ref().ok()?;
@@ -32,11 +36,7 @@ pub(super) fn find(facts: &Facts<'_>, found: &mut Findings) {
                 "RLIMIT_MEMLOCK is {}, the lanes' io_uring buffers are {slots}: some are used without registration",
                 size(limit)
             );
-            let fix = if facts.in_pod() {
-                "on the node, for the container runtime: LimitMEMLOCK=infinity in its systemd unit; or securityContext: {capabilities: {add: [IPC_LOCK]}}"
-            } else {
-                "ulimit -l unlimited; in Docker: --ulimit memlock=-1; for good: echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/memlock.conf, and sign in again"
-            };
+            let fix = if facts.in_pod() { MEMLOCK_OF_POD } else { MEMLOCK };
             let finding = found.add("memlock", Severity::Slower, text, Some(fix));
             finding.seen("/proc/self/limits, Max locked memory", format!("{limit} bytes"));
         }

@@ -20,6 +20,7 @@ mod log;
 mod modules;
 mod nfs;
 mod nic;
+mod objects;
 mod pod;
 mod process;
 mod rdma;
@@ -31,6 +32,7 @@ mod transfer;
 use std::path::Path;
 
 pub(crate) use ids::{IDS, similar};
+pub(crate) use objects::of_rdma;
 
 use crate::exports::{Export, exports};
 use crate::facts::Facts;

@@ -2,19 +2,21 @@
 
 use crate::facts::Facts;
 use crate::finding::{Findings, Severity};
+use crate::machine::MachineFacts;
 use crate::rdma::{CLASS, Port};
+use crate::system::System;
 
 pub(super) fn find(facts: &Facts<'_>, ports: &[Port], wanted: bool, found: &mut Findings) {
     let Some(port) = ports.iter().find(|port| port.is_active()) else { return };
     ucm(facts, port, found);
-    peermem(facts, ports, found);
+    peermem(facts.system, facts.machine, ports, found);
     for port in ports.iter().filter(|port| port.is_active() && port.link_layer == "InfiniBand") {
         ipoib(facts, port, wanted, found);
     }
 }
 
 /// Loads a module now and at each boot.
-fn load(module: &str) -> String {
+pub(super) fn load(module: &str) -> String {
     format!("sudo modprobe {module} && echo {module} | sudo tee /etc/modules-load.d/{module}.conf")
 }
 
@@ -32,10 +34,10 @@ fn ucm(facts: &Facts<'_>, port: &Port, found: &mut Findings) {
 }
 
 /// A card reaches GPU memory by dma-buf, which the open driver offers, or by nvidia_peermem.
-fn peermem(facts: &Facts<'_>, ports: &[Port], found: &mut Findings) {
-    let Some(driver) = facts.machine.driver.as_ref().filter(|driver| !driver.open) else { return };
+pub(super) fn peermem(system: &dyn System, machine: &MachineFacts, ports: &[Port], found: &mut Findings) {
+    let Some(driver) = machine.driver.as_ref().filter(|driver| !driver.open) else { return };
     let Some(card) = ports.iter().find(|port| port.is_active() && !port.is_soft) else { return };
-    let modules = facts.system.text("/proc/modules").unwrap_or_default();
+    let modules = system.text("/proc/modules").unwrap_or_default();
     if modules.lines().any(|line| line.starts_with("nvidia_peermem ")) {
         return;
     }

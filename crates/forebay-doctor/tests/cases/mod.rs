@@ -7,6 +7,7 @@ mod gds;
 mod healthy;
 mod machine;
 mod network;
+mod objects;
 
 use forebay_doctor::DoctorOptions;
 use forebay_doctor::doctor::SavedBench;
@@ -19,7 +20,14 @@ use crate::trees::{DRIVE, Tree};
 
 /// All cases.
 pub fn all_cases() -> impl Iterator<Item = &'static Case> {
-    gds::CASES.iter().chain(network::CASES).chain(machine::CASES).chain(far::CASES)
+    gds::CASES.iter().chain(network::CASES).chain(machine::CASES).chain(far::CASES).chain(objects::CASES)
+}
+
+/// Objects that come as well as they can: the planted files.
+type HealthyObject = (&'static str, fn(&mut Tree) -> DoctorOptions);
+
+pub fn healthy_objects() -> &'static [HealthyObject] {
+    objects::HEALTHY
 }
 
 /// One finding: its name, the planted fault, its severity, a part of its evidence, a part of its fix.

@@ -17,6 +17,7 @@ use crate::lock;
 use crate::rdma::{MemoryOf, RdmaPeer, SMALLEST};
 use place::ObjectPlace;
 pub(crate) use probe::look;
+pub use probe::{ArrivedBytes, ObjectRdma, rdma_of};
 use read::Reading;
 
 /// How an object goes by RDMA.

@@ -9,7 +9,6 @@ use super::Trial;
 use crate::by_rdma::look;
 use crate::calls::checksum;
 use crate::calls::{Bucket, ObjectHead, ObjectUpload, Refusal};
-use crate::fetch::Target;
 use crate::wire::call::{Body, Method, ReplyHead};
 
 pub(super) const RANGES: &str = "ranges";
@@ -56,9 +55,7 @@ pub(super) fn reads(bucket: &Bucket, key: &str, object: &ObjectHead) -> Result<V
 
 /// `None`: this machine has no NIC for it on the way to the server.
 fn rdma(bucket: &Bucket, key: &str, object: &ObjectHead) -> Option<Trial> {
-    let (version, etag) = (object.version.clone(), object.etag.clone());
-    let target = Target { bucket: bucket.name.clone(), key: key.to_owned(), version, etag, len: object.len };
-    let found = look(&bucket.endpoint, target)?;
+    let found = look(bucket, key, object)?;
     let hint = "if it is forebay's gateway: forebay serve s3 DIR --rdma; to not ask: FOREBAY_S3_RDMA=off";
     let hint =
         found.as_ref().err().and_then(|error| error.hints().first().cloned()).unwrap_or(hint.to_owned());

@@ -157,6 +157,21 @@ impl RdmaPeer {
         }
     }
 
+    /// All dialects that this client knows, and why the server does not speak one, by asking anew. An error: this machine has no way to it.
+    pub(crate) fn dialects(&self, wanted: &Wanted) -> Result<Vec<(&'static str, Result<()>)>> {
+        let _turn = lock(&self.turn);
+        let known = lock(&self.state).reached.clone();
+        let reached = match known {
+            Some(reached) => reached,
+            None => Reached::new(&self.account, &self.site, 2).map_err(|why| why.error)?,
+        };
+        let said = |spoken: Result<(), NoSession>| spoken.map_err(|why| why.error);
+        Ok(vec![
+            ("rc1", said(Rc1::new(&reached).map(drop))),
+            (forebay_s3_rdma::hipobj::NAME, said(Hipobj::new(&reached, wanted).map(drop))),
+        ])
+    }
+
     /// The dialect that the server speaks: rc1 is asked for first, which moves bytes with one request.
     fn find(&self, wanted: &Wanted) -> Result<Arc<dyn Dialect>, NoSession> {
         let known = lock(&self.state).reached.clone();

@@ -8,4 +8,5 @@ mod rdma_server;
 
 mod rdma;
 mod rdma_cost;
+mod rdma_seen;
 mod rdma_writes;
