@@ -121,6 +121,12 @@ impl Fabric for Fake {
         Ok(lock(&self.0.machine.devices).iter().flatten().map(FakeDevice::describe).collect())
     }
 
+    fn address_of(&self, device: &str) -> Result<IpAddr> {
+        let devices = lock(&self.0.machine.devices);
+        let found = devices.iter().flatten().find(|one| one.name == device).map(|one| one.address);
+        found.ok_or_else(|| Why::NoDevice.error("no RDMA device has this name").with("device", device))
+    }
+
     fn open(&self, route: &Route) -> Result<Arc<dyn Domain>> {
         let Some((index, device)) = self.0.machine.device_to(route.to.ip(), route.from) else {
             let why = if self.0.machine.device_at(None).is_some() { Why::NoRoute } else { Why::NoDevice };

@@ -55,10 +55,10 @@ struct S3Args {
     /// Give no files to programs on this machine
     #[arg(long)]
     no_local: bool,
-    /// Write objects into clients' memory by RDMA, from the NIC of this address; without one, of the address that a client came by
-    #[arg(long, value_name = "ADDRESS", num_args = 0..=1)]
+    /// Write objects into clients' memory by RDMA, from the NIC of this name or address; without one, of the address that a client came by
+    #[arg(long, value_name = "DEVICE|ADDRESS", num_args = 0..=1)]
     #[expect(clippy::option_option, reason = "a flag with or without a value")]
-    rdma: Option<Option<IpAddr>>,
+    rdma: Option<Option<String>>,
     /// Answer before objects are on the drive: a power cut may lose those of the last seconds
     #[arg(long)]
     no_sync: bool,
@@ -93,17 +93,26 @@ pub(crate) fn run(args: &ServeArgs, console: &Console<'_>) -> std::result::Resul
 
 fn options(args: &S3Args) -> Result<ServerOptions> {
     let files = args.tls_cert.clone().zip(args.tls_key.clone());
-    let rdma = |address| Ok::<_, Error>(RdmaOptions::new(Arc::new(forebay_verbs::verbs()?), address));
     Ok(ServerOptions {
         tls: files.map(|(certificate, key)| TlsFiles { certificate, key }),
         limits: Limits { connections: args.max_connections, ..Limits::default() },
         metrics: args.metrics,
         local: local_directory(args),
-        rdma: args.rdma.map(rdma).transpose()?,
+        rdma: args.rdma.as_ref().map(|nic| rdma(nic.as_deref())).transpose()?,
         access_log: args.access_log.clone(),
         leave_time: Duration::from_secs(args.leave_time),
         ..ServerOptions::new(args.listen)
     })
+}
+
+/// RDMA by the NIC of a name or an address.
+fn rdma(nic: Option<&str>) -> Result<RdmaOptions> {
+    let fabric = Arc::new(forebay_verbs::verbs()?);
+    let address = nic.map(str::parse::<IpAddr>);
+    match (nic, address) {
+        (Some(device), Some(Err(_))) => RdmaOptions::of_device(fabric, device),
+        (_, address) => Ok(RdmaOptions::new(fabric, address.and_then(std::result::Result::ok))),
+    }
 }
 
 /// Where the socket for programs on this machine goes.
@@ -138,7 +147,8 @@ fn local_line(args: &S3Args, server: &Server) -> Result<String> {
 
 /// The line about RDMA.
 fn rdma_line(args: &S3Args, server: &Server) -> String {
-    match (args.rdma, server.rdma_device()) {
+    match (&args.rdma, server.rdma_device()) {
+        (Some(Some(name)), Some(device)) if *name == device => format!("RDMA by {device}\n"),
         (Some(Some(address)), Some(device)) => format!("RDMA by {device} at {address}\n"),
         (Some(_), _) => "RDMA by the NIC that a client reaches\n".to_owned(),
         (None, _) => String::new(),

@@ -15,6 +15,14 @@ pub trait Fabric: Send + Sync + Debug {
     /// The devices that there are. Opens none.
     fn devices(&self) -> Result<Vec<Device>>;
 
+    /// The address by which a device is found: with RoCE its first one that is not link-local. [`crate::Why::NoDevice`] where there is none of that
+    /// name.
+    fn address_of(&self, device: &str) -> Result<IpAddr> {
+        Err(crate::Why::Unsupported
+            .error("devices of this fabric have no names to find them by")
+            .with("device", device))
+    }
+
     /// Opens the device on a route, with a new protection domain: memory registered there is reached by connections of
     /// that domain alone. [`crate::Why::NoRoute`] where no RDMA device leads there.
     fn open(&self, route: &Route) -> Result<Arc<dyn Domain>>;

@@ -35,6 +35,8 @@ pub(crate) use wire::{Broken, Wire};
 pub(crate) const OPERATION_BYTES: u64 = 5 << 30;
 /// How long an address is left alone by which no NIC was found.
 const FAILED: Duration = Duration::from_secs(30);
+/// How long a NIC stays open without a session.
+const UNUSED: Duration = Duration::from_mins(1);
 /// RDMA READs that a connection has in flight: as many as there are slots.
 const READS: u8 = 2;
 
@@ -45,6 +47,8 @@ pub struct RdmaOptions {
     pub fabric: Arc<dyn Fabric>,
     /// The address of the NIC. `None`: the one by which a client reached the server.
     pub address: Option<IpAddr>,
+    /// The NIC that has to be at that address. Of two with one address the kernel takes either.
+    pub device: Option<String>,
     /// Clients name any queue end, also one that is not of the address that they come from: behind a proxy.
     pub any_client: bool,
     /// Whether rc1 is spoken beside hipobj-rc-v2: tests of that one turn it off.
@@ -59,11 +63,18 @@ pub struct RdmaOptions {
 }
 
 impl RdmaOptions {
+    /// The same with the NIC of this name.
+    pub fn of_device(fabric: Arc<dyn Fabric>, device: &str) -> Result<Self> {
+        let address = fabric.address_of(device)?;
+        Ok(Self { device: Some(device.to_owned()), ..Self::new(fabric, Some(address)) })
+    }
+
     /// Five minutes, 64 sessions of an account, 30 seconds.
     pub fn new(fabric: Arc<dyn Fabric>, address: Option<IpAddr>) -> Self {
         Self {
             fabric,
             address,
+            device: None,
             any_client: false,
             rc1: true,
             idle_time: Duration::from_mins(5),
@@ -82,9 +93,12 @@ pub(crate) struct Way {
     pub(crate) client: IpAddr,
 }
 
+/// Since when a NIC has no session, as far as it was noticed.
+type Unused = Option<Instant>;
+
 /// The NIC of an address, or its absence.
 enum Known {
-    Rail(Arc<Rail>),
+    Rail(Arc<Rail>, Unused),
     /// It has no NIC, until it is looked for again.
     Failed(Instant, Error),
 }
@@ -175,6 +189,18 @@ impl Rdma {
         Ok(rdma)
     }
 
+    fn check_device(&self, domain: &Arc<dyn Domain>, address: IpAddr) -> Result<()> {
+        let found = &domain.device().name;
+        match &self.options.device {
+            Some(device) if device != found => {
+                let error = Why::NoRoute.error("another RDMA device is at the address of the one to use");
+                let error = error.with("device", device).with("address", address).with("found", found);
+                Err(error.hint("rdma link show; rdma link delete of the other one"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// How long a client may take to write.
     pub(crate) const fn write_time(&self) -> Duration {
         self.options.write_time
@@ -189,18 +215,22 @@ impl Rdma {
     /// The NIC of an address, opened when it is first asked for.
     fn rail(&self, address: IpAddr) -> Result<Arc<Rail>> {
         let rails = || self.rails.lock().unwrap_or_else(PoisonError::into_inner);
-        match rails().get(&address) {
-            Some(Known::Rail(rail)) => return Ok(Arc::clone(rail)),
+        match rails().get_mut(&address) {
+            Some(Known::Rail(rail, unused)) => {
+                *unused = None;
+                return Ok(Arc::clone(rail));
+            }
             Some(Known::Failed(until, error)) if Instant::now() < *until => return Err(error.clone()),
             _ => {}
         }
         // An address without a NIC takes seconds: others do not wait for it.
-        let opened = Rail::open(&*self.options.fabric, address);
+        let opened = Rail::open(&*self.options.fabric, address)
+            .and_then(|rail| self.check_device(&rail.domain, address).map(|()| rail));
         let mut rails = rails();
         match (opened, rails.get(&address)) {
-            (_, Some(Known::Rail(rail))) => Ok(Arc::clone(rail)),
+            (_, Some(Known::Rail(rail, _))) => Ok(Arc::clone(rail)),
             (Ok(rail), _) => {
-                rails.insert(address, Known::Rail(Arc::clone(&rail)));
+                rails.insert(address, Known::Rail(Arc::clone(&rail), None));
                 Ok(rail)
             }
             (Err(error), _) => {
@@ -213,7 +243,7 @@ impl Rdma {
     /// A NIC that broke is opened anew for the next session.
     fn forget(&self, rail: &Arc<Rail>) {
         let mut rails = self.rails.lock().unwrap_or_else(PoisonError::into_inner);
-        rails.retain(|_, known| !matches!(known, Known::Rail(known) if Arc::ptr_eq(known, rail)));
+        rails.retain(|_, known| !matches!(known, Known::Rail(known, _) if Arc::ptr_eq(known, rail)));
     }
 
     /// Pairs a queue end with a client's. Blocks.
@@ -304,6 +334,28 @@ impl Rdma {
     /// Ends sessions that were idle for too long, and those of accounts that are gone.
     pub(crate) fn sweep(&self, is_known: impl Fn(&str) -> bool) {
         self.sessions.sweep(is_known);
+        self.close_unused();
+    }
+
+    /// Closes NICs that have had no session for some time: an open one cannot be removed from the machine (`rdma link delete`), and its slots
+    /// are locked memory. The next session opens it anew.
+    fn close_unused(&self) {
+        let limit = UNUSED.min(self.options.idle_time);
+        let is_over = |known: &mut Known| match known {
+            Known::Rail(rail, unused) if Arc::strong_count(rail) == 1 => {
+                unused.get_or_insert_with(Instant::now).elapsed() >= limit
+            }
+            Known::Rail(_, unused) => {
+                *unused = None;
+                false
+            }
+            Known::Failed(..) => false,
+        };
+        let mut rails = self.rails.lock().unwrap_or_else(PoisonError::into_inner);
+        let over: Vec<_> = rails.extract_if(|_, known| is_over(known)).collect();
+        // A device takes a while to end.
+        drop(rails);
+        drop(over);
     }
 
     /// Figures for Prometheus: name, kind, help, value.
@@ -330,9 +382,51 @@ impl Rdma {
 
 #[cfg(test)]
 mod tests {
+    use fake_verbs::{Fake, FakeDevice};
     use forebay_verbs::gid_of;
 
     use super::*;
+
+    fn two() -> Fake {
+        let device = |name, last| FakeDevice::new(name, IpAddr::from([10, 0, 0, last]));
+        Fake::with(vec![device("fake0", 1), device("fake1", 2)])
+    }
+
+    #[test]
+    fn a_nic_is_chosen_by_its_name() {
+        let of_name = |name| RdmaOptions::of_device(Arc::new(two().serving()), name);
+        let rdma = Rdma::new(of_name("fake1").unwrap()).unwrap();
+        assert_eq!(rdma.device().as_deref(), Some("fake1"));
+        assert_eq!(Why::of(&of_name("fake2").unwrap_err()), Some(Why::NoDevice));
+        // Another one has its address.
+        let other = RdmaOptions { device: Some("fake0".to_owned()), ..of_name("fake1").unwrap() };
+        let error = Rdma::new(other).err().unwrap();
+        assert!(error.to_string().contains("found=fake1"), "{error}");
+    }
+
+    #[test]
+    fn a_nic_without_sessions_is_closed_and_opened_anew() {
+        let options = RdmaOptions::new(Arc::new(two().serving()), Some("10.0.0.1".parse().unwrap()));
+        let rdma = Rdma::new(RdmaOptions { idle_time: Duration::ZERO, ..options }).unwrap();
+        let rail = rdma.rail("10.0.0.1".parse().unwrap()).unwrap();
+        let open = Arc::downgrade(&rail);
+        rdma.sweep(|_| true);
+        assert!(open.strong_count() == 2, "it is in use");
+        drop(rail);
+        rdma.sweep(|_| true);
+        assert!(open.upgrade().is_none(), "it has no session, and is open");
+        assert_eq!(rdma.device().as_deref(), Some("fake0"));
+    }
+
+    #[test]
+    fn a_nic_stays_open_for_a_while() {
+        let options = RdmaOptions::new(Arc::new(two().serving()), Some("10.0.0.1".parse().unwrap()));
+        let rdma = Rdma::new(options).unwrap();
+        let open = Arc::downgrade(&rdma.rail("10.0.0.1".parse().unwrap()).unwrap());
+        rdma.sweep(|_| true);
+        rdma.sweep(|_| true);
+        assert!(open.upgrade().is_some());
+    }
 
     #[test]
     fn ends_of_the_client() {

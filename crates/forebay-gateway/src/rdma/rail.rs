@@ -101,7 +101,7 @@ pub(crate) struct Slots {
 pub(super) fn open(fabric: &dyn Fabric, address: IpAddr) -> Result<Arc<dyn Domain>> {
     // A route to the address itself leads to its device.
     let route = Route::to(SocketAddr::new(address, 0)).from(address);
-    let hint = "forebay serve s3 DIR --rdma ADDRESS-OF-THE-NIC";
+    let hint = "forebay serve s3 DIR --rdma DEVICE-OR-ADDRESS";
     fabric.open(&route).map_err(|error| error.with("address", address).hint(hint))
 }
 

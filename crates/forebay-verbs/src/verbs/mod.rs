@@ -14,7 +14,8 @@ mod sys;
 mod unpaired;
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 
 use forebay_error::Result;
@@ -61,6 +62,10 @@ impl Fabric for Verbs {
         // SAFETY: nothing of the list is used any more.
         unsafe { ibv.ibv_free_device_list(list) };
         Ok(devices)
+    }
+
+    fn address_of(&self, device: &str) -> Result<IpAddr> {
+        port::address_of(Path::new(port::DEVICES), device)
     }
 
     fn open(&self, route: &Route) -> Result<Arc<dyn Domain>> {

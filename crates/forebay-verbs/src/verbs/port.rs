@@ -11,6 +11,9 @@ use super::memory::Inner;
 use super::sys;
 use crate::{Why, gid_of};
 
+/// Where the kernel lists devices.
+pub(super) const DEVICES: &str = "/sys/class/infiniband";
+
 /// What pairing in band needs of a port.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Port {
@@ -32,8 +35,7 @@ impl Port {
             check_errno(code, "cannot query a port of the RDMA device")?;
             attributes
         };
-        let folder: PathBuf =
-            ["/sys/class/infiniband", &domain.device.name, "ports", &number.to_string()].iter().collect();
+        let folder: PathBuf = [DEVICES, &domain.device.name, "ports", &number.to_string()].iter().collect();
         let is_ethernet = attributes.link_layer == sys::LINK_LAYER_ETHERNET;
         let found = if is_ethernet { roce_gid(&folder, address) } else { first_gid(&folder) };
         let (gid_index, gid) =
@@ -73,6 +75,41 @@ fn roce_gid(folder: &Path, address: IpAddr) -> Result<(u8, [u8; 16])> {
     })
 }
 
+/// The first address of a device's ports below a folder of devices.
+pub(super) fn address_of(devices: &Path, device: &str) -> Result<IpAddr> {
+    let names = |folder: &Path| -> Vec<String> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    };
+    let all = names(devices);
+    if !all.iter().any(|name| name == device) {
+        let error = Why::NoDevice.error("no RDMA device has this name").with("device", device);
+        return Err(error.with("devices", all.join(" ")).hint("rdma link show"));
+    }
+    let ports = devices.join(device).join("ports");
+    let folders = names(&ports).into_iter().map(|number| ports.join(number));
+    folders
+        .filter(|folder| {
+            let layer = fs::read_to_string(folder.join("link_layer"));
+            layer.is_ok_and(|layer| layer.trim() == "Ethernet")
+        })
+        .find_map(|folder| (0..=u8::MAX).map_while(|index| entry(&folder, index)).find_map(ip_of))
+        .ok_or_else(|| {
+            let error = Why::NoRoute.error("the RDMA device has no address of IP as a GID");
+            error.with("device", device).hint("name its interface's address in place of it: ip address show")
+        })
+}
+
+/// The address of a GID that others can reach.
+fn ip_of(gid: [u8; 16]) -> Option<IpAddr> {
+    let address = Ipv6Addr::from(gid);
+    let is_one = !address.is_unspecified() && !address.is_unicast_link_local();
+    is_one.then(|| address.to_canonical())
+}
+
 /// An InfiniBand port's own GID.
 fn first_gid(folder: &Path) -> Result<(u8, [u8; 16])> {
     entry(folder, 0)
@@ -94,6 +131,34 @@ mod tests {
             fs::write(folder.join(format!("gid_attrs/types/{index}")), format!("{kind}\n")).unwrap();
         }
         folder
+    }
+
+    #[test]
+    fn a_device_is_found_by_its_first_address() {
+        let zero = "0000:0000:0000:0000:0000:0000:0000:0000";
+        let local = ("fe80:0000:0000:0000:5054:00ff:fe12:3456", "RoCE v2");
+        let mapped = ("0000:0000:0000:0000:0000:ffff:0a09:0001", "RoCE v2");
+        let devices = table("devices", &[]);
+        for (device, layer, entries) in [
+            ("rxe0", "Ethernet", &[local, (zero, "RoCE v2"), mapped][..]),
+            ("rxe1", "Ethernet", &[local][..]),
+            ("mlx5_0", "InfiniBand", &[mapped][..]),
+        ] {
+            let port = table(&format!("devices/{device}/ports/1"), entries);
+            fs::write(port.join("link_layer"), format!("{layer}\n")).unwrap();
+        }
+        assert_eq!(address_of(&devices, "rxe0").unwrap(), IpAddr::from([10, 9, 0, 1]));
+        for (device, why) in [
+            ("rxe1", Why::NoRoute),
+            ("mlx5_0", Why::NoRoute),
+            ("mlx5_1", Why::NoDevice),
+            ("..", Why::NoDevice),
+        ] {
+            let error = address_of(&devices, device).unwrap_err();
+            assert_eq!(Why::of(&error), Some(why), "{error}");
+            assert!(!error.hints().is_empty());
+        }
+        fs::remove_dir_all(devices).unwrap();
     }
 
     #[test]
