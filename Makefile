@@ -181,8 +181,9 @@ fuzz: ## Fuzz the readers of files from anywhere for 40 seconds (FUZZ_SECONDS)
 	@$(STEP) "Fuzz targets" .ci/fuzz $(FUZZ_SECONDS)
 
 .PHONY: fuzz-long
-fuzz-long: ## The same for half an hour
+fuzz-long: ## The same for half an hour, and the gateway's requests
 	@$(STEP) "Fuzz targets" .ci/fuzz $(or $(FUZZ_SECONDS),1800)
+	@$(STEP) "Fuzz targets of the gateway" .ci/fuzz $(or $(FUZZ_SECONDS),1800) fuzz/gateway
 
 .PHONY: asan
 asan: ## The library, the engine, what is below it and the NFS client under the address sanitizer

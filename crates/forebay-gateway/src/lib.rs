@@ -20,6 +20,9 @@ mod sweeper;
 mod threads;
 mod warn;
 
+#[cfg(feature = "fuzz")]
+pub use server::fuzz;
+
 pub use accounts::{AccountEntry, Accounts, OpenStore, read_accounts};
 pub use directory::in_directory;
 pub use rdma::RdmaOptions;

@@ -95,6 +95,12 @@ thread_local! {
     static IS_OWN: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Makes this thread one, for good.
+#[cfg(feature = "fuzz")]
+pub(crate) fn be_own() {
+    IS_OWN.set(true);
+}
+
 /// A thread for one connection, which may wait for the file system itself.
 pub(crate) struct OwnThread(());
 

@@ -6,7 +6,7 @@ use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
 
 use super::said::{encoded, tag_of, time_of};
 use super::{Front, owner};
-use crate::store::{Entry, ListAsk, ListPage, StoreError};
+use crate::store::{Entry, ListAsk, ListPage, StoreError, is_sayable};
 
 /// S3's bound of a page.
 const PAGE: i32 = 1000;
@@ -19,14 +19,18 @@ pub(super) fn page_len(asked: Option<i32>, name: &str) -> S3Result<(i32, usize)>
 
 /// What a listing asks for: inputs of three operations have the same names for it.
 macro_rules! page_ask {
-    ($input:expr, $after:expr) => {
+    ($input:expr, $marker:expr, $after:expr) => {
         PageAsk {
             bucket: $input.bucket.clone(),
             prefix: $input.prefix.clone(),
             delimiter: $input.delimiter.clone(),
             after: $after,
             max: $input.max_keys,
-            names: Names::of($input.encoding_type.as_ref())?,
+            names: Names::of($input.encoding_type.as_ref())?.check(&[
+                &$input.prefix,
+                &$input.delimiter,
+                $marker,
+            ])?,
         }
     };
 }
@@ -37,6 +41,7 @@ impl Front {
         let signed = request.credentials.as_ref();
         let after = continuation_token.as_deref().map(read_token).transpose()?.unwrap_or_default();
         let max = usize::try_from(max_buckets.unwrap_or(i32::MAX)).map_err(|_| wrong("max-buckets"))?;
+        Names::Plain.check(&[&prefix])?;
         let start = prefix.clone().unwrap_or_default();
         let mut found = self.ask(signed, |store| store.buckets()).await?;
         found.retain(|bucket| bucket.name.starts_with(&start) && bucket.name > after);
@@ -134,7 +139,7 @@ impl Front {
     pub(super) async fn list(&self, request: S3Request<ListObjectsInput>) -> S3Result<ListObjectsOutput> {
         let input = request.input;
         let signed = request.credentials.as_ref();
-        let ask = page_ask!(input, input.marker.clone().unwrap_or_default());
+        let ask = page_ask!(input, &input.marker, input.marker.clone().unwrap_or_default());
         let names = ask.names;
         let page = self.page(signed, ask, owner(signed)).await?;
         Ok(ListObjectsOutput {
@@ -162,7 +167,7 @@ impl Front {
             Some(token) => read_token(token)?,
             None => input.start_after.clone().unwrap_or_default(),
         };
-        let ask = page_ask!(input, after);
+        let ask = page_ask!(input, &input.start_after, after);
         let names = ask.names;
         let shown = input.fetch_owner.unwrap_or_default().then(|| owner(signed)).flatten();
         let page = self.page(signed, ask, shown).await?;
@@ -190,7 +195,7 @@ impl Front {
     ) -> S3Result<ListObjectVersionsOutput> {
         let input = request.input;
         let signed = request.credentials.as_ref();
-        let ask = page_ask!(input, input.key_marker.clone().unwrap_or_default());
+        let ask = page_ask!(input, &input.key_marker, input.key_marker.clone().unwrap_or_default());
         let names = ask.names;
         let page = self.page(signed, ask, owner(signed)).await?;
         let versions = page.objects.into_iter().map(|object| ObjectVersion {
@@ -239,6 +244,10 @@ impl Front {
             .await?;
         let mut page = Page { max, next: found.next, objects: Vec::new(), prefixes: Vec::new() };
         for entry in found.entries {
+            match &entry {
+                Entry::Prefix(name) => ask.names.check_text(name)?,
+                Entry::Object(object) => ask.names.check_text(&object.key)?,
+            }
             match entry {
                 Entry::Prefix(prefix) => {
                     page.prefixes.push(CommonPrefix { prefix: Some(ask.names.of_text(prefix)) });
@@ -289,6 +298,21 @@ impl Names {
             Some(EncodingType::URL) => Ok(Self::Encoded),
             Some(_) => Err(wrong("encoding-type")),
         }
+    }
+
+    /// Refuses texts that an answer cannot say in this way: those that a request has and its answer repeats.
+    pub(super) fn check(self, texts: &[&Option<String>]) -> S3Result<Self> {
+        texts.iter().filter_map(|text| text.as_deref()).try_for_each(|text| self.check_text(text))?;
+        Ok(self)
+    }
+
+    pub(super) fn check_text(self, text: &str) -> S3Result<()> {
+        if matches!(self, Self::Encoded) || is_sayable(text) {
+            return Ok(());
+        }
+        let why =
+            "XML has no control characters: a listing has them with encoding-type=url, nothing else has";
+        Err(S3Error::with_message(S3ErrorCode::InvalidArgument, why))
     }
 
     pub(super) fn of_text(self, text: String) -> String {

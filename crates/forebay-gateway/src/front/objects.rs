@@ -8,7 +8,7 @@ use s3s::{S3Error, S3ErrorCode, S3Request, S3Result};
 
 use super::access::refuse_unknown;
 use super::body::{Span, body_of};
-use super::buckets::{only_private, private};
+use super::buckets::{Names, only_private, private};
 use super::codes::{answer, answer_read};
 use super::conditions::{ReadTerms, Slice, read_terms, whole_second, write_condition};
 use super::intake::{Incoming, len_said, take_in};
@@ -16,7 +16,7 @@ use super::lend::asking;
 use super::said::{checked_tags, meta_of, tag_of, tell_facts, time_of};
 use super::sums::{Algorithm, Sums, kind, tell_checksum};
 use super::{Front, Visit, blocking, forms, no_version, owner, sending, turns};
-use crate::store::{Condition, Facts, Meta, Store, StoreError, StoreResult};
+use crate::store::{Condition, Facts, Meta, Store, StoreError, StoreResult, is_sayable};
 
 /// S3's bound of keys in a DeleteObjects.
 const REMOVALS: usize = 1000;
@@ -38,6 +38,8 @@ macro_rules! tell_slice {
 impl Front {
     pub(super) async fn put(&self, mut request: S3Request<PutObjectInput>) -> S3Result<PutObjectOutput> {
         if request.method == Method::POST {
+            // The answer to a form repeats it.
+            Names::Plain.check_text(&request.input.key)?;
             request.headers = forms::headers_of(&request.input)?;
             refuse_unknown(&request.headers)?;
         }
@@ -205,6 +207,10 @@ impl Front {
     ) -> S3Result<DeleteObjectsOutput> {
         let DeleteObjectsInput { bucket, delete, .. } = request.input;
         if delete.objects.is_empty() || delete.objects.len() > REMOVALS {
+            return Err(S3Error::new(S3ErrorCode::MalformedXML));
+        }
+        // No document has such a key, not even encoded.
+        if !delete.objects.iter().all(|object| is_sayable(&object.key)) {
             return Err(S3Error::new(S3ErrorCode::MalformedXML));
         }
         let is_quiet = delete.quiet.unwrap_or_default();

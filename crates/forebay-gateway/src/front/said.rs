@@ -7,7 +7,7 @@ use hyper::HeaderMap;
 use s3s::dto::{ETag, Metadata, Timestamp};
 use s3s::{S3Error, S3ErrorCode, S3Result};
 
-use crate::store::Meta;
+use crate::store::{Meta, is_sayable};
 
 /// Headers that are kept as they come, and come back with the object.
 const KEPT: [&str; 7] = [
@@ -67,11 +67,13 @@ pub(crate) fn checked_tags(tags: Vec<(String, String)>) -> S3Result<BTreeMap<Str
     let is_long = tags.iter().any(|(name, value)| {
         name.is_empty() || name.chars().count() > name_chars || value.chars().count() > value_chars
     });
+    // Nobody could ask for them.
+    let is_odd = tags.iter().any(|(name, value)| !is_sayable(name) || !is_sayable(value));
     let tags: BTreeMap<_, _> = tags.into_iter().collect();
     if given > count {
         return Err(S3Error::with_message(S3ErrorCode::InvalidTag, "an object has at most 10 tags"));
     }
-    if is_long || tags.len() != given {
+    if is_long || is_odd || tags.len() != given {
         return Err(S3Error::new(S3ErrorCode::InvalidTag));
     }
     Ok(tags)
@@ -164,6 +166,8 @@ mod tests {
             "a=1&a=2",
             "=x",
             "a=%zz",
+            "a=%01",
+            "a%00=b",
             "a=%f",
             &format!("{}=1", "k".repeat(129)),
             &format!("k={}", "v".repeat(257)),

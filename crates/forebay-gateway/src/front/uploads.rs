@@ -68,6 +68,8 @@ impl Front {
         request: S3Request<CreateMultipartUploadInput>,
     ) -> S3Result<CreateMultipartUploadOutput> {
         let input = request.input;
+        // The answer that ends an upload repeats its key.
+        Names::Plain.check_text(&input.key)?;
         let algorithm = input.checksum_algorithm.as_ref().map(ChecksumAlgorithm::as_str);
         let checksum = asked_checksum(algorithm, input.checksum_type.as_ref().map(ChecksumType::as_str))?;
         let mut answer = CreateMultipartUploadOutput {
@@ -116,6 +118,7 @@ impl Front {
     pub(super) async fn parts(&self, request: S3Request<ListPartsInput>) -> S3Result<ListPartsOutput> {
         let input = request.input;
         let signed = request.credentials.as_ref();
+        Names::Plain.check_text(&input.key)?;
         let (max, count) = page_len(input.max_parts, "max-parts")?;
         let marker = input.part_number_marker.unwrap_or_default();
         let behind = u32::try_from(marker).map_err(|_| wrong("part-number-marker"))?;
@@ -156,6 +159,8 @@ impl Front {
         let input = request.input;
         let signed = request.credentials.as_ref();
         let names = Names::of(input.encoding_type.as_ref())?;
+        names.check(&[&input.prefix, &input.delimiter, &input.key_marker])?;
+        Names::Plain.check(&[&input.upload_id_marker])?;
         let (max, count) = page_len(input.max_uploads, "max-uploads")?;
         let bucket = input.bucket.clone();
         let marker = input.key_marker.clone().unwrap_or_default();
@@ -168,6 +173,8 @@ impl Front {
             max: count,
         };
         let page = self.ask(signed, move |store| store.uploads(&bucket, &ask)).await?;
+        page.uploads.iter().try_for_each(|upload| names.check_text(&upload.key))?;
+        page.prefixes.iter().try_for_each(|prefix| names.check_text(prefix))?;
         let shown = |upload: UploadFacts| MultipartUpload {
             checksum_type: upload.meta.checksum.as_ref().map(kind),
             checksum_algorithm: upload.meta.checksum.map(|asked| ChecksumAlgorithm::from(asked.algorithm)),
@@ -206,6 +213,7 @@ impl Front {
         request: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<CompleteMultipartUploadOutput> {
         let input = request.input;
+        Names::Plain.check_text(&input.key)?;
         let store = self.store(request.credentials.as_ref())?;
         let condition = write_condition(input.if_match, input.if_none_match)?;
         let asked = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();

@@ -4,6 +4,8 @@ mod access_log;
 mod bodies;
 mod file_connection;
 mod files;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 mod limits;
 mod local;
 mod metrics;

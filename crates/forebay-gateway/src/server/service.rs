@@ -99,7 +99,7 @@ async fn operate(site: &Site, request: &Request, head: hyper::Request<Incoming>)
     if !has_body && md5.as_ref().is_some_and(|md5| !md5.is_of_nothing()) {
         return refusal(S3ErrorCode::BadDigest);
     }
-    let is_form = is_form(&head);
+    let (is_form, is_odd) = (is_form(&head), has_control_character(head.uri()));
     let is_wrong = md5.as_ref().map(|md5| Arc::clone(&md5.is_wrong));
     let mut head = head.map(|body| {
         if has_body { Body::http_body(Incomer::new(body, came, limit, md5)) } else { Body::from(body) }
@@ -115,11 +115,19 @@ async fn operate(site: &Site, request: &Request, head: hyper::Request<Incoming>)
             refusal(S3ErrorCode::AccessDenied)
         }
         Ok(answer) => answer,
+        // The answer repeats a value that is wrong, and XML cannot say this one.
+        Err(_) if is_odd => refusal(S3ErrorCode::InvalidArgument),
         Err(error) => {
             warn(&format!("a request failed: {error}"));
             refusal(S3ErrorCode::InternalError)
         }
     }
+}
+
+/// Whether a URL has one, encoded as it has to be.
+fn has_control_character(uri: &hyper::Uri) -> bool {
+    let text = uri.path_and_query().map_or("", hyper::http::uri::PathAndQuery::as_str);
+    text.as_bytes().windows(2).any(|pair| matches!(pair, b"%0" | b"%1"))
 }
 
 fn refusal(code: S3ErrorCode) -> HttpResponse {

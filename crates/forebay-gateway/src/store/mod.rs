@@ -11,6 +11,11 @@ use std::time::{Duration, SystemTime};
 pub use error::{StoreError, StoreResult};
 pub use meta::{Checksum, Meta};
 
+/// Whether XML can say a text: it has no control characters but tabs and ends of lines, not even encoded.
+pub fn is_sayable(text: &str) -> bool {
+    text.bytes().all(|byte| byte >= b' ' || matches!(byte, b'\t' | b'\n' | b'\r'))
+}
+
 /// A bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketFacts {

@@ -172,6 +172,39 @@ fn what_is_too_large() {
 }
 
 /// Also that of no bytes, and of a document that is put.
+/// XML has no control characters: an answer with one was 500, for good where a file had it in its name.
+#[test]
+fn control_characters_are_refused_before_anything_is_done() {
+    let gateway = started();
+    let raw = gateway.raw();
+    for target in [
+        "/bkt?list-type=2&prefix=%01",
+        "/bkt?delimiter=%02",
+        "/bkt?key-marker=%03&versions=",
+        "/bkt?prefix=%1F&uploads=",
+        "/?prefix=%01",
+        "/bkt?list-type=2&max-keys=3%06",
+    ] {
+        assert_eq!(raw.get(target).code(), "InvalidArgument", "{target}");
+    }
+    assert_eq!(raw.get("/bkt?encoding-type=url&list-type=2&prefix=%01").between("Prefix"), "%01");
+    assert_eq!(raw.get("/bkt?list-type=2&prefix=%09").status, 200);
+    // An object may have one in its key, or a file in its name: a listing says so, or has it encoded.
+    assert_eq!(raw.put("/bkt/d/a%01", b"odd").status, 200);
+    assert_eq!(raw.get("/bkt/d/a%01").text(), "odd");
+    assert_eq!(raw.get("/bkt?list-type=2").code(), "InvalidArgument");
+    assert!(raw.get("/bkt?list-type=2").text().contains("encoding-type=url"));
+    assert_eq!(raw.get("/bkt?encoding-type=url&list-type=2&prefix=d").between("Key"), "d/a%01");
+    assert_eq!(raw.get("/bkt?delimiter=%2F&list-type=2").between("Prefix"), "");
+    assert_eq!(raw.ask("POST", "/bkt/a%01?uploads=", &[], b"").code(), "InvalidArgument");
+    let tagged = raw.ask("PUT", "/bkt/tagged", &[("x-amz-tagging", "a=%01")], b"");
+    assert_eq!(tagged.code(), "InvalidTag");
+    // Not one of the keys is removed.
+    let asked = b"<Delete><Object><Key>old</Key></Object><Object><Key>a&#x1;</Key></Object></Delete>";
+    assert_eq!(raw.ask("POST", "/bkt?delete=", &[], asked).code(), "MalformedXML");
+    assert_eq!(raw.get("/bkt/old").text(), "old");
+}
+
 #[test]
 fn a_wrong_content_md5_is_refused_with_each_document() {
     let gateway = started();
