@@ -3,6 +3,7 @@
 //! A directory's place among the names beside it is that of its name with a `/`: `a-`, then all below `a/`, then `a0`.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
@@ -17,8 +18,12 @@ use crate::store::{Entry, ListAsk, ListPage, Listed, StoreResult};
 /// Names that a listing holds of all directories on its way, each of which is asked again for more.
 const MOST_NAMES: usize = 8192;
 
-/// Names that a thread looks at, at least: its start costs as much as some of them.
-const EACH: usize = 128;
+/// Fewer names are looked at when their turn comes.
+const LEAST_AHEAD: usize = 128;
+/// The time that these take says what the others will.
+const TRIED: usize = 32;
+/// What a thread has to do, at least: its start and its end cost as much as looks at 50 names of a file system in memory.
+const WORTH_A_THREAD: Duration = Duration::from_millis(2);
 const MOST_THREADS: usize = 8;
 
 /// A file of a directory; `None`: it is none.
@@ -132,29 +137,33 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Looks at many names by some threads at once: each may be asked of a server far away. Nothing for few names.
+    /// Looks at many names; by some threads at once where each takes a while: it may be asked of a server far away. Nothing for few
+    /// names.
     fn look_ahead(&self, dir: &OwnedFd, path: &str, names: &[(String, Kind)]) -> Vec<Option<Ahead>> {
-        let threads = (names.len() / EACH).min(MOST_THREADS);
-        if threads < 2 {
+        if names.len() < LEAST_AHEAD {
             return Vec::new();
         }
         let each = |part: &[(String, Kind)]| -> Vec<_> {
             part.iter().map(|(name, kind)| self.ahead(dir, path, name, *kind)).collect()
         };
+        let (tried, rest) = names.split_at(TRIED);
+        let begin = Instant::now();
+        let mut all = each(tried);
+        let threads = threads_for(begin.elapsed(), rest.len());
         std::thread::scope(|scope| {
-            let mut parts = names.chunks(names.len().div_ceil(threads));
+            let mut parts = rest.chunks(rest.len().div_ceil(threads));
             let first = parts.next().unwrap_or_default();
             // They have the rights of this one. The names of one that cannot be started are looked at when they are needed.
             let others: Vec<_> = parts
                 .map(|part| (part.len(), std::thread::Builder::new().spawn_scoped(scope, move || each(part))))
                 .collect();
-            let mut all = each(first);
+            all.extend(each(first));
             for (len, thread) in others {
                 let done = thread.ok().and_then(|thread| thread.join().ok());
                 all.extend(done.unwrap_or_else(|| (0..len).map(|_| None).collect()));
             }
-            all
-        })
+        });
+        all
     }
 
     fn ahead(&self, dir: &OwnedFd, path: &str, name: &str, kind: Kind) -> Option<Ahead> {
@@ -372,6 +381,12 @@ impl Walk<'_> {
     }
 }
 
+/// How many threads look at this many names, when the first ones took so long.
+fn threads_for(tried: Duration, names: usize) -> usize {
+    let all = tried.as_nanos() * names as u128 / TRIED as u128;
+    ((all / WORTH_A_THREAD.as_nanos()) as usize).clamp(1, MOST_THREADS)
+}
+
 fn listed(key: String, identity: Identity, record: record::Record) -> Entry {
     let facts = record::facts(identity, record);
     Entry::Object(Listed { key, len: facts.len, modified: facts.modified, etag: facts.etag })
@@ -429,5 +444,16 @@ impl<'a> Filter<'a> {
             && (name > self.after || (is_dir && self.after.starts_with(name)))
             && (name.starts_with(self.prefix) || (is_dir && self.prefix.starts_with(name)))
             && !self.skip.is_some_and(|skip| name.starts_with(skip))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_for_names_that_take_a_while() {
+        let each = |microseconds| threads_for(Duration::from_micros(microseconds) * TRIED as u32, 1000);
+        assert_eq!((each(1), each(5), each(200), each(1_000_000)), (1, 2, 8, 8));
     }
 }

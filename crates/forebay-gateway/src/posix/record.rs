@@ -142,14 +142,13 @@ pub(super) fn read_attribute_of(dir: BorrowedFd<'_>, name: &str) -> Result<Optio
 }
 
 fn with_room(read: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Option<Vec<u8>>, Errno> {
-    let mut room = vec![0; 2048];
+    let mut short = [0; 2048];
+    let mut long = Vec::new();
     loop {
-        match read(&mut room) {
-            Ok(len) => {
-                room.truncate(len);
-                return Ok(Some(room));
-            }
-            Err(Errno::RANGE) if room.len() < LONGEST => room = vec![0; 64 << 10],
+        let room = if long.is_empty() { &mut short[..] } else { &mut long[..] };
+        match read(room) {
+            Ok(len) => return Ok(Some(room[..len].to_vec())),
+            Err(Errno::RANGE) if long.is_empty() => long = vec![0; 64 << 10],
             Err(Errno::NODATA | Errno::NOTSUP | Errno::RANGE) => return Ok(None),
             Err(errno) => return Err(errno),
         }

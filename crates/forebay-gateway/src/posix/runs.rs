@@ -1,9 +1,10 @@
 //! Names of large directories in their order, a run of them at a time.
 //!
 //! No file system returns names in their order: the smallest are known when all were read. So a page of a flat directory of a million
-//! names reads them all; it keeps the next 16 Ki of them, and the pages that follow take those while the directory stays as it was.
+//! names reads them all; it keeps the next 16 Ki of them, and the pages that follow take those while the directory stays as it was. The
+//! names of smaller directories are kept, too: to read and to sort them is a third of a page that begins with them.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::mem::size_of;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -37,11 +38,14 @@ struct Bounds {
     least: usize,
     /// Bytes of all runs.
     bytes: usize,
+    /// Runs at a time: each is looked at when one is sought.
+    most: usize,
 }
 
 struct Kept {
     state: DirState,
     run: Arc<NameRun>,
+    bytes: usize,
 }
 
 /// What changes with each name in a directory, and with its rights.
@@ -124,13 +128,15 @@ impl NameRun {
     }
 
     fn bytes(&self) -> usize {
-        self.names.iter().map(|name| name.capacity() + size_of::<String>()).sum()
+        // What the C library adds to each.
+        let held = |name: &String| name.capacity().max(24).next_multiple_of(16) + 8 + size_of::<String>();
+        self.names.iter().map(held).sum()
     }
 }
 
 impl Default for NameRuns {
     fn default() -> Self {
-        Self::with(Bounds { run: 16 << 10, least: 1024, bytes: 8 << 20 })
+        Self::with(Bounds { run: 16 << 10, least: 64, bytes: 6 << 20, most: 256 })
     }
 }
 
@@ -147,7 +153,7 @@ impl NameRuns {
         }
         let run = Arc::new(read_run(dir, floor, self.bounds.run)?);
         if run.seen >= self.bounds.least && state.is_settled() && DirState::of(dir)? == state {
-            self.keep(Kept { state, run: Arc::clone(&run) });
+            self.keep(Kept { state, bytes: run.bytes(), run: Arc::clone(&run) });
         }
         Ok(run)
     }
@@ -165,16 +171,17 @@ impl NameRuns {
         let is_of_it = |one: &Kept| (one.state.device, one.state.ino) == (new.state.device, new.state.ino);
         kept.retain(|one| !is_of_it(one) || one.state == new.state);
         kept.push_back(new);
-        while kept.iter().map(|one| one.run.bytes()).sum::<usize>() > self.bounds.bytes {
-            kept.pop_front();
+        let mut bytes = kept.iter().map(|one| one.bytes).sum::<usize>();
+        while bytes > self.bounds.bytes || kept.len() > self.bounds.most {
+            let Some(oldest) = kept.pop_front() else { return };
+            bytes -= oldest.bytes;
         }
     }
 }
 
 /// Reads all names, and keeps the smallest that are not before `floor`.
 fn read_run(dir: &OwnedFd, floor: &str, most: usize) -> StoreResult<NameRun> {
-    let (mut names, mut text) = (BTreeSet::new(), String::new());
-    let (mut seen, mut is_last) = (0, true);
+    let (mut smallest, mut text, mut seen) = (Smallest::new(most), String::new(), 0);
     read_names(dir, READ_AT_ONCE, |name, kind| {
         seen += 1;
         text.clear();
@@ -184,20 +191,54 @@ fn read_run(dir: &OwnedFd, floor: &str, most: usize) -> StoreResult<NameRun> {
             FileType::Directory if !is_own(name) => text.push('/'),
             _ => return true,
         }
-        if text.as_str() < floor {
-            return true;
+        if text.as_str() >= floor {
+            smallest.add(&text);
         }
-        if names.len() == most {
-            is_last = false;
-            if names.last().is_some_and(|most| *most <= text) {
-                return true;
-            }
-            names.pop_last();
-        }
-        names.insert(text.clone());
         true
     })?;
-    Ok(NameRun { floor: floor.to_owned(), names: names.into_iter().collect(), is_last, seen })
+    let (names, is_last) = smallest.sorted();
+    Ok(NameRun { floor: floor.to_owned(), names, is_last, seen })
+}
+
+/// The smallest of many names, which come in any order. A name may come twice.
+struct Smallest {
+    names: Vec<String>,
+    most: usize,
+    /// As many as are wanted are not larger than this one.
+    bound: Option<String>,
+}
+
+impl Smallest {
+    fn new(most: usize) -> Self {
+        Self { names: Vec::new(), most, bound: None }
+    }
+
+    fn add(&mut self, name: &str) {
+        if self.bound.as_ref().is_some_and(|bound| bound.as_str() <= name) {
+            return;
+        }
+        self.names.push(name.to_owned());
+        // Half as many again, so that few of them are moved.
+        if self.names.len() > self.most + self.most / 2 {
+            self.sort();
+        }
+    }
+
+    fn sort(&mut self) {
+        self.names.sort_unstable();
+        self.names.dedup();
+        if self.names.len() > self.most {
+            self.names.truncate(self.most);
+            self.bound = self.names.last().cloned();
+        }
+    }
+
+    /// The names in their order, and whether they are all.
+    fn sorted(mut self) -> (Vec<String>, bool) {
+        self.sort();
+        self.names.shrink_to_fit();
+        (self.names, self.bound.is_none())
+    }
 }
 
 /// Calls `each` for the names of an open directory, from its beginning, until that returns `false`. Names that are not UTF-8 are no
@@ -238,6 +279,7 @@ pub(super) fn read_names(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::path::Path;
 
     use super::*;
@@ -271,7 +313,7 @@ mod tests {
         std::fs::create_dir(dir.path().join(".forebay")).unwrap();
         expected.insert("f5-/".into());
         let open = open(dir.path());
-        let runs = NameRuns::with(Bounds { run: 7, least: 50, bytes: 1 << 20 });
+        let runs = NameRuns::with(Bounds { run: 7, least: 50, bytes: 1 << 20, most: 100 });
         let sorted = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>();
         assert_eq!(all(&runs, &open), sorted(&expected));
         let is_kept = || Arc::ptr_eq(&runs.run(&open, "f2").unwrap(), &runs.run(&open, "f2").unwrap());
@@ -294,10 +336,30 @@ mod tests {
         }
         let open = open(dir.path());
         std::thread::sleep(SETTLED + Duration::from_millis(100));
-        let runs = NameRuns::with(Bounds { run: 10, least: 1, bytes: 5000 });
+        let runs = NameRuns::with(Bounds { run: 10, least: 1, bytes: 5000, most: 100 });
         assert_eq!(all(&runs, &open).len(), 100);
-        let kept = runs.kept.lock().unwrap();
-        assert_eq!(kept.len(), 2);
-        assert!(kept.iter().map(|one| one.run.bytes()).sum::<usize>() <= 5000);
+        {
+            let kept = runs.kept.lock().unwrap();
+            assert_eq!(kept.len(), 2);
+            assert!(kept.iter().map(|one| one.run.bytes()).sum::<usize>() <= 5000);
+        }
+        let few = NameRuns::with(Bounds { run: 10, least: 1, bytes: 1 << 20, most: 3 });
+        assert_eq!(all(&few, &open).len(), 100);
+        assert_eq!(few.kept.lock().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn the_smallest_names_of_many() {
+        let names: Vec<String> = (0..1000).map(|at| format!("{}", at * 7 % 500)).collect();
+        let all: Vec<String> = names.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect();
+        for most in [1, 2, 7, 499, 500, 501, 2000] {
+            let mut smallest = Smallest::new(most);
+            for name in &names {
+                smallest.add(name);
+            }
+            let (found, is_all) = smallest.sorted();
+            assert_eq!(found, all[..most.min(500)], "{most}");
+            assert_eq!(is_all, most >= 500, "{most}");
+        }
     }
 }
