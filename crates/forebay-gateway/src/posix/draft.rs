@@ -12,6 +12,7 @@ use super::inner::Inner;
 use super::loose::{Loose, io_fault};
 use super::names::KeyPath;
 use super::record::{self, Identity, Record};
+use super::replaced;
 use super::sys::LockKind;
 use super::tree::{self, failed, fault, open_below, open_dir, stat_file, way_fault};
 use crate::store::{Condition, Draft, Facts, Meta, Progress, StoreError, StoreResult, TakenBack};
@@ -297,7 +298,12 @@ impl Loose {
             }
         }
         self.give_name(inner, bucket)?;
-        Ok(self.rename_to(parent, name))
+        let replaced = replaced::hold(&parent, name);
+        let renamed = self.rename_to(parent, name);
+        if let Some(old) = replaced.filter(|_| renamed.is_ok()) {
+            replaced::free(old);
+        }
+        Ok(renamed)
     }
 }
 

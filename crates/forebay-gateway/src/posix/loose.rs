@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use super::inner::Inner;
 use super::names::OWN;
+use super::replaced;
 use super::sys::{LockKind, lock_range};
 use super::tree::{FILE_MODE, failed, fault, open_below};
 use crate::store::{StoreError, StoreResult};
@@ -86,7 +87,12 @@ impl Loose {
     }
 
     pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> StoreResult<()> {
-        self.file.write_all_at(bytes, offset).map_err(|error| io_fault(&error, "cannot write file"))
+        let write =
+            || self.file.write_all_at(bytes, offset).map_err(|error| io_fault(&error, "cannot write file"));
+        match write() {
+            Err(StoreError::Full) if replaced::wait() => write(),
+            written => written,
+        }
     }
 
     /// Gives it a second name, which none has yet.

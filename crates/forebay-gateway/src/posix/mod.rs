@@ -19,6 +19,7 @@ mod parts;
 mod probe;
 mod read;
 mod record;
+mod replaced;
 mod runs;
 mod sweep;
 mod sys;

@@ -5,5 +5,6 @@
 mod common;
 
 mod records;
+mod replaced;
 mod store;
 mod uploads;
