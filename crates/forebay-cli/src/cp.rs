@@ -165,6 +165,8 @@ fn copy_guarded(
     let report = work.report(seconds, &what, verified);
     let len = work.len;
     is_whole.set(true);
+    // A short object, and the rest of a long one, go to their server only now.
+    let sent_late = pending.file().late_note();
     let notes = pending.commit(true).map_err(explain)?;
     if verifies_whole {
         let then = "the copy has its name already: copy again, or remove it";
@@ -173,7 +175,8 @@ fn copy_guarded(
     console.say(report);
     let facts = source.facts();
     let of_source = [facts.way, late_note.and_then(|late_note| late_note())].into_iter().flatten();
-    for note in of_source.chain(notes).chain(checksums) {
+    let sent_late = sent_late.and_then(|sent_late| sent_late());
+    for note in of_source.chain(sent_late).chain(notes).chain(checksums) {
         console.say(format!("note: {note}\n"));
     }
     for (note, hint) in facts.left_out {

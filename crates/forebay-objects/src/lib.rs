@@ -46,6 +46,8 @@ pub use probe::{EndpointProbe, ObjectRate, Trial, probe};
 #[doc(hidden)]
 pub use rdma::use_fabric;
 pub use url::ObjectUrl;
+#[doc(hidden)]
+pub use wire::silent_after;
 
 use forebay_sys::lock;
 

@@ -1,5 +1,6 @@
 //! forebay's own client and the gateway, by RDMA over a fabric in the process: no byte of an object is in a body.
 
+use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use fake_verbs::{Fake, Fault, Side, What};
@@ -115,6 +116,21 @@ fn ranges_and_an_object_that_is_replaced() {
             let error = file.read_host(&mut vec![0; MIB], 0).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
             assert!(error.to_string().contains("replaced"), "{error}");
+        });
+    }
+}
+
+#[test]
+fn the_last_bytes_of_an_object_of_four_gibibytes_and_a_byte() {
+    for (_, rc1) in DIALECTS {
+        let fake = Fake::new();
+        let gateway = started(&fake, rc1);
+        let sparse = std::fs::File::create(gateway.directory().join("bkt/big")).unwrap();
+        sparse.write_all_at(b"xy", (1 << 32) - 1).unwrap();
+        wishing(&gateway, &fake, "require", || {
+            let mut last = [0; 2];
+            File::open("s3://bkt/big").unwrap().read_host(&mut last, (1 << 32) - 1).unwrap();
+            assert_eq!(&last, b"xy");
         });
     }
 }

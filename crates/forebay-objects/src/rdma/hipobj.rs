@@ -24,6 +24,8 @@ use crate::wire::call::{Ask, Body, ReplyHead};
 
 /// Bytes of an operation at most: the least that servers were seen to take.
 const MOST_BYTES: u64 = 64 << 20;
+/// A server's memory is written this long behind READY at most.
+const LEAD: Duration = Duration::from_millis(100);
 /// How long the completion of a transfer is waited for that the server says it has done.
 const BEHIND: Duration = Duration::from_secs(2);
 const NOWHERE: Remote = Remote { key: 0, address: 0 };
@@ -82,11 +84,14 @@ impl Hipobj {
     }
 
     fn attempt(&self, operation: &Operation) -> Result<ReplyHead, Failed> {
-        let mut paired = self.prepare(operation)?;
-        let (memory, region) = operation.register(&*self.reached.domain).map_err(|error| {
-            self.cancel(&paired.prepared);
-            failed(error)
-        })?;
+        // Where no memory can be registered, the server is not asked.
+        let (memory, region) = operation.register(&*self.reached.domain).map_err(failed)?;
+        let mut paired = match self.prepare(operation) {
+            Ok(paired) => paired,
+            Err(Failed { ended, is_again }) => {
+                return Err(Failed::again(Ended::behind(region, ended.end), is_again));
+            }
+        };
         let moved = match operation.direction {
             Direction::Read => self.read(&mut paired, memory),
             Direction::Write => self.write(&mut paired, operation, region.as_ref()),
@@ -163,7 +168,7 @@ impl Hipobj {
         headers.extend(operation.expected.sum.map(|sum| (SUM, text_of_sum(sum))));
         let call = self.post(READY, headers);
         // Some servers pair their end with READY. What comes before is sent again by the NIC, half a second later.
-        stop::sleep(paired.took.min(BEHIND)).map_err(failed)?;
+        stop::sleep(paired.took.min(LEAD)).map_err(failed)?;
         let (to, cookie) = (paired.prepared.memory, paired.cookie);
         let posted = region
             .local()

@@ -137,8 +137,19 @@ impl RdmaPeer {
         if let Some(known) = self.known() {
             return known;
         }
-        let made = self.find(wanted);
+        let mut made = self.find(wanted);
         let mut state = lock(&self.state);
+        // Memory waits for the end of that way to the server: it is not used again.
+        while let Ok(dialect) = &made
+            && state.held.iter().any(|held| held.living.ptr_eq(&dialect.reached().living()))
+        {
+            state.reached = None;
+            drop(state);
+            drop(made);
+            self.end_held();
+            made = self.find(wanted);
+            state = lock(&self.state);
+        }
         match made {
             Ok(dialect) => {
                 let domain = dialect.reached().domain.clone();
@@ -338,7 +349,7 @@ impl RdmaPeer {
                 Err(NotMoved::Failed(error.with("server", self.site.name())))
             }
             End::Not(why) => Err(why),
-            End::Declined(reason) => Err(NotMoved::Declined(self.declined(operation, reason))),
+            End::Declined(reason) => Err(NotMoved::Declined(self.declined(operation, dialect, reason))),
             End::Wrong(why) => {
                 let text = format!("the server's reply by RDMA is wrong: {why}");
                 let why = NoSession::of_server(Error::new(ErrorKind::Corrupt, text), DECLINED);
@@ -351,14 +362,14 @@ impl RdmaPeer {
             }
             End::NoSession(why) => {
                 let error = self.refused_by(dialect, why);
-                lock(&self.state).reached = None;
+                self.forget(dialect);
                 Err(NotMoved::Declined(error))
             }
         }
     }
 
     /// The server does not move the bytes by RDMA.
-    fn declined(&self, operation: &Operation, reason: &'static str) -> Error {
+    fn declined(&self, operation: &Operation, dialect: &Arc<dyn Dialect>, reason: &'static str) -> Error {
         let error = Error::new(ErrorKind::Unsupported, "the server does not move the bytes by RDMA");
         let error = error.with("reason", reason);
         // A way that bytes have gone may be there again soon.
@@ -371,11 +382,7 @@ impl RdmaPeer {
         if operation.direction == Direction::Write {
             return self.no_writes(error, pause);
         }
-        let mut state = lock(&self.state);
-        let (error, left) = self.refuse(&mut state, NoSession::of_server(error, pause));
-        drop(state);
-        drop(left);
-        error
+        self.refused_by(dialect, NoSession::of_server(error, pause))
     }
 
     fn no_writes(&self, error: Error, pause: Duration) -> Error {

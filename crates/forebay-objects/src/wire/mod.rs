@@ -54,6 +54,8 @@ use call::{Ask, Body, Heads, Resume, Sink};
 pub(crate) use failed::{ProxyFailed, TlsFailed};
 use job::Job;
 pub(crate) use pool::LONG_WORK;
+#[doc(hidden)]
+pub use pool::silent_after;
 use pool::{Limits, Pool};
 use site::Site;
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,15 @@ const MOST_CONNECTIONS: usize = 256;
 /// How long the reply to a call is waited for that takes long. What a machine that is gone does not answer ends before, by TCP.
 pub(crate) const LONG_WORK: Duration = Duration::from_mins(10);
 
+/// How long servers of this process may be silent, in ms.
+static SILENCE: AtomicU64 = AtomicU64::new(30_000);
+
+/// Has connections that are made from now on wait for silent servers as long: for tests.
+#[doc(hidden)]
+pub fn silent_after(limit: Duration) {
+    SILENCE.store(limit.as_millis() as u64, Relaxed);
+}
+
 /// How long a server is waited for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
@@ -51,7 +60,7 @@ impl Default for Limits {
         let seconds = Duration::from_secs;
         Self {
             connect: seconds(5),
-            silence: seconds(30),
+            silence: Duration::from_millis(SILENCE.load(Relaxed)),
             work: LONG_WORK,
             keep: seconds(20),
             thread: seconds(5),

@@ -12,18 +12,18 @@ use forebay_verbs::Kind;
 use crate::rdma_server::{Lie, Named};
 
 /// Two parts of 16 MiB, and a shorter one.
-const LEN: usize = 35_000_003;
+pub const LEN: usize = 35_000_003;
 /// An object of one call.
-const SHORT: usize = 1_000_003;
+pub const SHORT: usize = 1_000_003;
 
-fn pattern(len: usize) -> Vec<u8> {
+pub fn pattern(len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     fake_s3::fill_pattern(7, 0, &mut bytes);
     bytes
 }
 
 /// Writes an object of several parts, and compares it.
-fn upload(server: &Named, len: usize) -> Result<Receipt> {
+pub fn upload(server: &Named, len: usize) -> Result<Receipt> {
     let (session, bytes) = (Session::open().unwrap(), pattern(len));
     let upload = opener_of("s3://bucket/new").unwrap().make("s3://bucket/new".as_ref(), 0o644)?;
     let file = File::from_source(upload.source())?;
@@ -36,7 +36,7 @@ fn upload(server: &Named, len: usize) -> Result<Receipt> {
     Ok(receipt)
 }
 
-fn put(server: &Named) -> Result<()> {
+pub fn put(server: &Named) -> Result<()> {
     let bytes = pattern(SHORT);
     Bucket::of("bucket")?.put("short", &bytes)?;
     assert!(server.s3().get("bucket", "short").unwrap() == bytes);
@@ -44,7 +44,7 @@ fn put(server: &Named) -> Result<()> {
 }
 
 /// Reads an object: the server gives a session.
-fn proven(server: &Named) {
+pub fn proven(server: &Named) {
     server.s3().put("bucket", "key", pattern(LEN));
     let session = Session::open().unwrap();
     let (mut buffer, file) = (session.host_buffer(LEN).unwrap(), File::open("s3://bucket/key").unwrap());
@@ -87,7 +87,16 @@ fn no_put_goes_by_rdma_before_the_server_has_given_a_session() {
 
 #[test]
 fn an_object_of_which_nothing_was_stored_is_sent_again_in_a_body() {
-    for lie in [Lie::StoresNothing, Lie::Declines, Lie::Status501, Lie::Fewer, Lie::Silent, Lie::Forgets] {
+    for lie in [
+        Lie::StoresNothing,
+        Lie::Truncates,
+        Lie::TruncatesWithWords,
+        Lie::Declines,
+        Lie::Status501,
+        Lie::Fewer,
+        Lie::Silent,
+        Lie::Forgets,
+    ] {
         let server = Named::start(Fake::new(), "prefer");
         proven(&server);
         server.lie(lie, 1000);

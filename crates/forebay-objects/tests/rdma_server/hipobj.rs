@@ -146,12 +146,16 @@ impl Shared {
 
     fn ready(&self, call: &Call) -> Option<Reply> {
         let lie = if self.lies_at_prepare.load(SeqCst) { None } else { self.lie_of_now() };
+        self.dying(lie, |lie| self.ready_lying(call, lie))
+    }
+
+    fn ready_lying(&self, call: &Call, lie: Option<Lie>) -> Option<Reply> {
         match lie {
             Some(Lie::Status501) => return Some(Reply::new(501)),
             Some(Lie::SlowDown) => return Some(Reply::new(503)),
             Some(Lie::Forgets) => return Some(word(404)),
             Some(Lie::Declines) => return Some(word(500)),
-            Some(Lie::Late(time)) => std::thread::sleep(time),
+            Some(Lie::Late(time)) => self.sleep(time),
             _ => {}
         }
         let found = lock(&self.exchanges).remove(call.header("x-amz-rdma-session").unwrap());
@@ -213,7 +217,10 @@ impl Shared {
             return Some(word(500));
         }
         let bytes = exchange.slot.as_ref().unwrap().bytes.clone();
-        if lie == Some(Lie::StoresNothing) {
+        if lie == Some(Lie::TruncatesWithWords) {
+            http::put(&self.s3, &exchange.target, &bytes[..bytes.len() / 2]);
+        }
+        if matches!(lie, Some(Lie::StoresNothing | Lie::TruncatesWithWords)) {
             return Some(Self::finished(&exchange, None, "0", None));
         }
         if let Some(said) = call.header("x-amz-checksum-crc64nvme") {

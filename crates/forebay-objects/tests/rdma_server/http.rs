@@ -108,6 +108,12 @@ impl Reply {
         self
     }
 
+    /// Without a word of RDMA.
+    pub fn wordless(mut self) -> Self {
+        self.headers.retain(|(name, _)| !name.starts_with("x-amz-rdma-"));
+        self
+    }
+
     pub fn body(mut self, body: Vec<u8>) -> Self {
         self.body = body;
         self

@@ -76,6 +76,18 @@ pub enum Lie {
     NoSum,
     /// The checksum of what it stored is another one.
     OtherSum,
+    /// It stores all bytes, and has no word of RDMA.
+    NoWord,
+    /// It stores half of the bytes, and has no word of RDMA.
+    Truncates,
+    /// The same, and it says that it has read all.
+    TruncatesWithWords,
+    /// It writes to the memory of its first transfer as well.
+    Replays,
+    /// It is killed before a byte moves: see [`RdmaServer::revive`].
+    DiesBefore,
+    /// It is killed when the bytes have moved.
+    DiesBehind,
     /// It does not find the object.
     NotFound,
     /// It sends the body: the object has another size.
@@ -126,6 +138,13 @@ struct Shared {
     exchanges: Mutex<HashMap<String, hipobj::Exchange>>,
     /// It lies in answers to PREPARE, else in those to READY.
     lies_at_prepare: AtomicBool,
+    /// A transfer is late now.
+    is_late: AtomicBool,
+    /// Its process is not there.
+    is_dead: AtomicBool,
+    streams: Mutex<Vec<TcpStream>>,
+    /// The memory of its first transfer.
+    first: Mutex<Option<Remote>>,
 }
 
 /// The server; it ends when it is dropped.
@@ -167,6 +186,10 @@ impl RdmaServer {
             prepares: AtomicU64::new(0),
             exchanges: Mutex::default(),
             lies_at_prepare: AtomicBool::new(false),
+            is_late: AtomicBool::new(false),
+            is_dead: AtomicBool::new(false),
+            streams: Mutex::default(),
+            first: Mutex::default(),
         });
         let serving = shared.clone();
         std::thread::spawn(move || {
@@ -174,8 +197,16 @@ impl RdmaServer {
                 if serving.is_over.load(SeqCst) {
                     return;
                 }
+                if serving.is_dead.load(SeqCst) {
+                    continue;
+                }
                 let serving = serving.clone();
-                std::thread::spawn(move || serving.serve(&stream));
+                lock(&serving.streams).push(stream.try_clone().unwrap());
+                std::thread::spawn(move || {
+                    serving.serve(&stream);
+                    // Others have it too.
+                    let _ = stream.shutdown(std::net::Shutdown::Both);
+                });
             }
         });
         Self { address, fabric, shared }
@@ -267,6 +298,19 @@ impl RdmaServer {
         lock(&self.shared.exchanges).len()
     }
 
+    pub fn is_late(&self) -> bool {
+        self.shared.is_late.load(SeqCst)
+    }
+
+    pub fn is_dead(&self) -> bool {
+        self.shared.is_dead.load(SeqCst)
+    }
+
+    /// A new process of a server that was killed.
+    pub fn revive(&self) {
+        self.shared.is_dead.store(false, SeqCst);
+    }
+
     /// It begins anew: no session is left.
     pub fn restart(&self) {
         lock(&self.shared.sessions).clear();
@@ -297,7 +341,8 @@ impl Shared {
     fn serve(&self, stream: &TcpStream) {
         let mut buffered = BufReader::new(stream);
         while let Some(call) = Call::read(&mut buffered) {
-            let Some(reply) = self.answer(&call) else { return };
+            let reply = self.answer(&call);
+            let Some(reply) = reply.filter(|_| !self.is_dead.load(SeqCst)) else { return };
             if !reply.write(stream, &call.method) {
                 return;
             }
@@ -331,6 +376,35 @@ impl Shared {
             }
             None => Some(self.forward(call)),
         }
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.is_late.store(true, SeqCst);
+        std::thread::sleep(time);
+        self.is_late.store(false, SeqCst);
+    }
+
+    /// All that its process has is gone.
+    fn die(&self) {
+        self.is_dead.store(true, SeqCst);
+        lock(&self.sessions).clear();
+        lock(&self.exchanges).clear();
+        for stream in lock(&self.streams).drain(..) {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    /// Does it with this lie. A server that is killed does it before, or not at all.
+    fn dying(&self, lie: Option<Lie>, act: impl FnOnce(Option<Lie>) -> Option<Reply>) -> Option<Reply> {
+        match lie {
+            Some(Lie::DiesBefore) => self.die(),
+            Some(Lie::DiesBehind) => {
+                act(None);
+                self.die();
+            }
+            lie => return act(lie),
+        }
+        None
     }
 
     fn forward(&self, call: &Call) -> Reply {
@@ -395,7 +469,10 @@ impl Shared {
         if !is_signed {
             return Some(Reply::new(403));
         }
-        let lie = self.lie_of_now();
+        self.dying(self.lie_of_now(), |lie| self.transfer_lying(call, token, lie))
+    }
+
+    fn transfer_lying(&self, call: &Call, token: &str, lie: Option<Lie>) -> Option<Reply> {
         let fields: Vec<_> = token.split(':').collect();
         let ["rc", name, number, address, size, key] = fields[..] else { return Some(Reply::new(400)) };
         let hex = |text| u64::from_str_radix(text, 16).unwrap();
@@ -418,7 +495,7 @@ impl Shared {
             Some(Lie::SlowDown) => return Some(Reply::new(503)),
             Some(Lie::StoresNothing) => return Some(Reply::new(200).with("etag", "\"0\"")),
             Some(Lie::Forgets) => _ = lock(&self.sessions).remove(name),
-            Some(Lie::Late(time)) => std::thread::sleep(time),
+            Some(Lie::Late(time)) => self.sleep(time),
             _ => {}
         }
         let Some(session) = lock(&self.sessions).get(name).cloned() else {
@@ -491,7 +568,15 @@ impl Shared {
                 let _ = self.post(session, &slot, to);
                 return Ok(None);
             }
-            _ => self.write(session, part, to)?,
+            Some(Lie::Replays) => {
+                let first = *lock(&self.first).get_or_insert(to);
+                self.write(session, part, to)?;
+                self.write(session, vec![0xEE; 1], first)?;
+            }
+            _ => {
+                lock(&self.first).get_or_insert(to);
+                self.write(session, part, to)?;
+            }
         }
         let status = if range.is_some() { 206 } else { 200 };
         let said = match lie {
@@ -542,6 +627,14 @@ impl Shared {
         session.connection.read(1, into, from, Post::PLAIN).map_err(drop)?;
         self.ended(session)?;
         let bytes = slot.bytes.clone();
+        if matches!(lie, Some(Lie::Truncates | Lie::TruncatesWithWords)) {
+            let target = format!("{}?{}", call.path, call.query);
+            let reply = http::put(&self.s3, target.trim_end_matches('?'), &bytes[..size / 2]);
+            let reply = Reply::new(200).with("etag", reply.header("etag").unwrap());
+            let said =
+                reply.with("x-amz-rdma-reply", "200").with("x-amz-rdma-bytes-transferred", &size.to_string());
+            return Ok(Some(if lie == Some(Lie::Truncates) { said.wordless() } else { said }));
+        }
         // As if the bytes had come in the body.
         let mut reply = http::forward_put(&self.s3, call, &bytes);
         if reply.status >= 300 {
@@ -558,7 +651,7 @@ impl Shared {
             _ => reply,
         };
         reply = reply.with("x-amz-rdma-reply", "200").with("x-amz-rdma-bytes-transferred", &said.to_string());
-        Ok(Some(reply))
+        Ok(Some(if lie == Some(Lie::NoWord) { reply.wordless() } else { reply }))
     }
 
     fn write(&self, session: &mut Session, bytes: Vec<u8>, to: Remote) -> Result<(), ()> {

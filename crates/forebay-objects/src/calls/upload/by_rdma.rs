@@ -26,7 +26,11 @@ pub(super) struct SentBytes {
 }
 
 impl SentBytes {
-    fn note_body(&self, len: usize, why: Error) {
+    pub(super) fn note_rdma(&self, len: usize) {
+        self.by_rdma.fetch_add(len as u64, Relaxed);
+    }
+
+    pub(super) fn note_body(&self, len: usize, why: Error) {
         let mut by_body = lock(&self.by_body);
         *by_body = (by_body.0 + len as u64, Some(why));
     }
@@ -89,7 +93,7 @@ fn no_parts() -> Error {
         .hint("FOREBAY_S3_RDMA=prefer")
 }
 
-fn is_required() -> bool {
+pub(super) fn is_required() -> bool {
     matches!(S3Rdma::from_env(), Ok(S3Rdma::Require))
 }
 
@@ -138,7 +142,7 @@ pub(super) unsafe fn send(
     let (asked, endpoint, sent) = (write_ask(&ask), endpoint.clone(), sent.clone());
     let end = Box::new(move |end: Result<_, NotMoved>| match end {
         Ok(head) => {
-            sent.by_rdma.fetch_add(memory.len as u64, Relaxed);
+            sent.note_rdma(memory.len);
             done(Ok(without_body(head, Vec::new())));
         }
         // As it would refuse a body. What it has too few of for RDMA, a body does not need.
@@ -164,6 +168,7 @@ impl Bucket {
         key: &str,
         bytes: &[u8],
         kept: &[(String, String)],
+        sent: &SentBytes,
     ) -> Result<Option<Reply>> {
         let endpoint = self.endpoint_here()?;
         // Where a reply is lost, an object that was there before could be taken for this one.
@@ -192,7 +197,10 @@ impl Bucket {
                 Ok(Some(without_body(head, Vec::new())))
             }
             Err(why) if is_required() => Err(error_of(&endpoint, &ask, why)),
-            Err(_) => Ok(None),
+            Err(why) => {
+                sent.note_body(bytes.len(), error_of(&endpoint, &ask, why));
+                Ok(None)
+            }
         }
     }
 

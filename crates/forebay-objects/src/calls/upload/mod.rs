@@ -26,10 +26,12 @@ use forebay_remote::stop::is_stopped;
 use forebay_source::{Direction, Fill, HostRange, Request, Source, Upload};
 
 use super::bucket::{Bucket, ObjectHead};
+use super::exchange::Reply;
 use super::multipart::{PATIENCE, SentPart, checksum_of};
 use super::refusal::Refusal;
 use super::{checksum, time};
 use crate::wire::call::Body;
+use by_rdma::SentBytes;
 use parts::PartSizes;
 pub(crate) use state::Like;
 use state::{Part, PartMemory, Ready, Shared, State};
@@ -149,11 +151,12 @@ impl ObjectUpload {
             _ => Arc::new(vec![0; len as usize].into()),
         };
         let bytes = crate::lock(&buffer);
-        let (bytes, Shared { bucket, key, like, .. }) = (&bytes[..len as usize], &*self.shared);
+        let bytes = &bytes[..len as usize];
+        let Shared { bucket, key, like, sent_bytes, .. } = &*self.shared;
         if like.crc64.is_some() {
             like.compare(Some(checksum::crc64(bytes)))?;
         }
-        bucket.put_like(key, bytes, &like.headers)
+        bucket.put_like(key, bytes, &like.headers, sent_bytes)
     }
 
     fn complete(&self, id: &str, sent: &[SentPart], len: u64) -> Result<bool> {
@@ -276,11 +279,11 @@ impl Bucket {
 
     /// Writes a whole object by one call, and checks that the server has all of it.
     pub fn put(&self, key: &str, bytes: &[u8]) -> Result<()> {
-        self.put_like(key, bytes, &[]).map(drop)
+        self.put_like(key, bytes, &[], &SentBytes::default()).map(drop)
     }
 
     /// The same with metadata. Whether the server said the checksum of the bytes.
-    fn put_like(&self, key: &str, bytes: &[u8], kept: &[(String, String)]) -> Result<bool> {
+    fn put_like(&self, key: &str, bytes: &[u8], kept: &[(String, String)], sent: &SentBytes) -> Result<bool> {
         let body = if bytes.is_empty() { Body::None } else { Body::Memory(HostRange::of(bytes)) };
         let crc64 = checksum::crc64(bytes);
         let in_body = || {
@@ -290,11 +293,24 @@ impl Bucket {
                 self.put_body(key, &body, &kept.chain(sum).collect::<Vec<_>>())
             })
         };
-        let reply = match self.put_by_rdma(key, bytes, kept)? {
-            Some(reply) => reply,
-            None => in_body().map_err(Error::from)?,
-        };
-        sender::etag_of(&reply, Some(crc64))?;
+        if let Some(reply) = self.put_by_rdma(key, bytes, kept, sent)? {
+            match self.is_summed(key, bytes, crc64, &reply) {
+                Err(error) if error.kind() == ErrorKind::Corrupt && !by_rdma::is_required() => {
+                    sent.note_body(bytes.len(), error);
+                }
+                stored => {
+                    sent.note_rdma(bytes.len());
+                    return stored;
+                }
+            }
+        }
+        let reply = in_body().map_err(Error::from)?;
+        self.is_summed(key, bytes, crc64, &reply)
+    }
+
+    /// Whether the reply says the checksum of the bytes; an error where the server has other ones.
+    fn is_summed(&self, key: &str, bytes: &[u8], crc64: u64, reply: &Reply) -> Result<bool> {
+        sender::etag_of(reply, Some(crc64))?;
         // A server that compares checksums has compared the bytes.
         if reply.head.header("x-amz-checksum-crc64nvme").is_some() || bytes.is_empty() {
             return Ok(true);

@@ -1,14 +1,10 @@
 //! Objects by RDMA with hipobj-rc-v2: a server in the process, over a fabric in the process. The server and its lies: `rdma_server`.
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-#[path = "../../forebay-engine/tests/common/mod.rs"]
-mod common;
-mod rdma_server;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{allow_dma_bufs, config, install_gpu, pattern, soon, try_placed, turn};
+use crate::common::{allow_dma_bufs, config, install_gpu, pattern, soon, try_placed, turn};
+use crate::rdma_server::{Lie, Named};
 use fake_verbs::{Fake, Fault, Side, What};
 use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::{File, Receipt, Session, Way};
@@ -16,7 +12,6 @@ use forebay_error::Result;
 use forebay_objects::Bucket;
 use forebay_source::opener_of;
 use forebay_verbs::Kind;
-use rdma_server::{Lie, Named};
 
 const KEY: u64 = 9;
 const LEN: usize = 9_000_001;
@@ -25,7 +20,7 @@ const SHORT: usize = 1_000_003;
 /// Parts of 16 MiB, and a shorter one.
 const LONG: usize = 35_000_003;
 
-fn named(wish: &str) -> Named {
+pub fn named(wish: &str) -> Named {
     install_gpu();
     let server = Named::start(Fake::new(), wish);
     server.speak_hipobj();
@@ -114,7 +109,7 @@ fn upload(server: &Named) -> Result<Receipt> {
     Ok(receipt)
 }
 
-fn put(server: &Named) -> Result<()> {
+pub fn put(server: &Named) -> Result<()> {
     let bytes = pattern(KEY, 0, SHORT);
     Bucket::of("bucket")?.put("put", &bytes)?;
     assert!(server.s3().get("bucket", "put").unwrap() == bytes);
@@ -181,6 +176,7 @@ fn no_wrong_answer_is_believed_and_the_bytes_are_right() {
             assert!(soon(|| server.refused() > refused), "{lie:?}");
         }
         assert!(soon(|| server.exchanges() == 0), "{lie:?}: a transfer is left");
+        assert!(soon(|| server.fabric.regions() == 0), "{lie:?}: memory is registered");
     }
 }
 
