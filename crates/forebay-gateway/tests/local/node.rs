@@ -230,6 +230,41 @@ pub fn without_mounts<T: Send>(act: impl FnOnce() -> T + Send) -> T {
     })
 }
 
+/// Starts something that may make no namespace of these kinds, by a filter as systemd's RestrictNamespaces sets: EPERM of `clone` and
+/// `unshare`, ENOSYS of `clone3`, whose flags no filter sees.
+pub fn without_namespaces<T: Send>(kinds: libc::c_int, act: impl FnOnce() -> T + Send) -> T {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const ANY_BIT: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
+    const ANSWER: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let line = |code, (yes, no), k| libc::sock_filter { code, jt: yes, jf: no, k };
+    let mut lines = [
+        line(LOAD, (0, 0), 0),
+        line(EQUAL, (0, 1), libc::SYS_clone3 as u32),
+        line(ANSWER, (0, 0), libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        line(EQUAL, (1, 0), libc::SYS_clone as u32),
+        line(EQUAL, (0, 3), libc::SYS_unshare as u32),
+        // The low half of the first argument.
+        line(LOAD, (0, 0), 16),
+        line(ANY_BIT, (0, 1), kinds as u32),
+        line(ANSWER, (0, 0), libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        line(ANSWER, (0, 0), libc::SECCOMP_RET_ALLOW),
+    ];
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            let filter = libc::sock_fprog { len: lines.len() as u16, filter: lines.as_mut_ptr() };
+            // SAFETY: the filter and its lines live through the calls, which change this thread and what it starts.
+            unsafe {
+                assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+                let mode = libc::SECCOMP_MODE_FILTER;
+                assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const filter), 0);
+            }
+            act()
+        });
+        thread.join().unwrap()
+    })
+}
+
 /// The same file by a descriptor that neither reads nor writes, and opens it again later.
 pub fn path_only(file: &StdFile) -> StdFile {
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use forebay_gateway::AccountEntry;
 
 use crate::node::{
-    FileReply, Node, as_user, can_be_another_user, has_views, path_only, reopened_for_writing, without_mounts,
+    FileReply, Node, as_user, can_be_another_user, has_views, path_only, reopened_for_writing,
+    without_mounts, without_namespaces,
 };
 use crate::served::{KEY, SECRET};
 use crate::writes::Steps;
@@ -121,4 +122,39 @@ fn nobody_writes_an_object_by_what_is_left_of_its_draft() {
             }
         }
     }
+}
+
+/// As packaging/forebay-s3.service.in has it: `RestrictNamespaces=user mnt`, no CAP_SYS_ADMIN.
+#[test]
+#[cfg(target_endian = "little")]
+fn the_service_s_namespaces_are_enough_for_files_and_none_for_bytes() {
+    let others = libc::CLONE_NEWCGROUP
+        | libc::CLONE_NEWUTS
+        | libc::CLONE_NEWIPC
+        | libc::CLONE_NEWPID
+        | libc::CLONE_NEWNET;
+    let status = |kinds| {
+        let act = || {
+            let node = Node::start();
+            node.bucket.put("k", b"bytes").unwrap();
+            assert_eq!(node.gateway.raw().get("/bucket/k").text(), "bytes");
+            node.ask("GET", "/bucket/k", KEY, &[("x-forebay-file", "read")]).status
+        };
+        without_mounts(|| without_namespaces(kinds, act))
+    };
+    if without_mounts(lends) {
+        assert_eq!(status(others), 200);
+    }
+    assert_eq!(status(others | libc::CLONE_NEWUSER | libc::CLONE_NEWNS), 409);
+}
+
+/// Whether a gateway hands out files without CAP_SYS_ADMIN: a container may forbid user namespaces, too.
+fn lends() -> bool {
+    let node = Node::start();
+    node.bucket.put("k", b"bytes").unwrap();
+    let lends = node.ask("GET", "/bucket/k", KEY, &[("x-forebay-file", "read")]).status == 200;
+    if !lends {
+        eprintln!("skipped: files without CAP_SYS_ADMIN need user namespaces");
+    }
+    lends
 }
