@@ -40,6 +40,7 @@ mod pages;
 mod replay;
 mod report;
 mod report_objects;
+mod report_rdma;
 mod run;
 mod s3;
 mod serve;

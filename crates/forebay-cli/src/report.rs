@@ -21,6 +21,7 @@ use crate::console::{Console, Failure, ProgressLine};
 use crate::interrupt::{Guard, exit_code};
 use crate::load::{parse, size};
 use crate::report_objects;
+use crate::report_rdma;
 use crate::silence;
 use crate::ssh::Host;
 
@@ -89,6 +90,9 @@ pub(crate) struct Report {
     /// Compare two reports (report.json, or their folders); with -o also as compare.html, compare.md and compare.json
     #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["words", "spec"], value_parser = crate::names::source())]
     compare: Vec<PathBuf>,
+    /// With s3-rdma: write the counters and facts of the machine into this file, too, to be sent (docs/reference/s3-rdma.md)
+    #[arg(long, value_name = "FILE", value_parser = crate::names::target())]
+    kit: Option<PathBuf>,
     /// Loads the machine until it is ended: what `busy` starts beside its rows
     #[arg(long, hide = true)]
     load_threads: Option<usize>,
@@ -110,7 +114,7 @@ fn after_help() -> String {
     for (_, name, about) in PRESETS {
         let _ = writeln!(text, "  {name:<12} {about}");
     }
-    text + "  all          all of them\n\nExit codes: 0 all rows measured, or not possible here; 1 a row failed, or the report could not be made; \
+    text + "  all          all of them\n\nBeside them, without a folder:\n  s3-rdma      objects of s3://BUCKET/PREFIX/ by RDMA, with counters of NICs and TCP; --kit FILE to send it\n\nExit codes: 0 all rows measured, or not possible here; 1 a row failed, or the report could not be made; \
             2 wrong command line or spec; 3 rows are left after --for; 130 interrupted; 143 terminated.\n\
             With --compare: 0 no difference beyond the noise; 1 a figure is worse, or a row fails now; 4 a figure is \
             better, and none is worse; 5 the two have no row in common; 6 a report cannot be read, or the comparison not be written."
@@ -166,6 +170,17 @@ pub(crate) fn run(args: &Report, console: &Console<'_>) -> Result<i32, Failure> 
     if let (Some(work), [directory], [device]) = (&args.objects, &args.words[..], &args.devices[..]) {
         console.line(report_objects::run(work, directory, device)?);
         return Ok(0);
+    }
+    match &args.words[..] {
+        [name, prefix] if *name == Path::new("s3-rdma") => {
+            let _guard = Guard::new();
+            return silence::told(console, || report_rdma::run(prefix, args.kit.as_deref(), console));
+        }
+        _ if args.kit.is_some() => {
+            let error = Error::new(ErrorKind::InvalidInput, "--kit is for s3-rdma alone");
+            return Err(Failure::usage(error.hint("forebay report s3-rdma s3://BUCKET/PREFIX/ --kit FILE")));
+        }
+        _ => {}
     }
     let order = args.order().map_err(Failure::usage)?;
     if !args.agreed(&order, console).map_err(Failure::usage)? {
