@@ -230,6 +230,11 @@ impl FakeS3 {
         lock(&self.shared.store).uploads.len()
     }
 
+    /// Those of one bucket: tests that share a server have one each.
+    pub fn open_uploads_of(&self, bucket: &str) -> usize {
+        lock(&self.shared.store).uploads.values().filter(|upload| upload.bucket == bucket).count()
+    }
+
     /// Makes these that many seconds older.
     pub fn age_uploads(&self, seconds: i64) {
         lock(&self.shared.store).uploads.values_mut().for_each(|upload| upload.begun -= seconds);
