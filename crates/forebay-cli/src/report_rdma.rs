@@ -54,7 +54,7 @@ pub(crate) fn run(prefix: &Path, kit: Option<&Path>, console: &Console<'_>) -> R
         return Err(Failure::usage(error.hint("forebay report s3-rdma s3://BUCKET/PREFIX/")));
     }
     let file = kit.map(|path| JsonFile::open(path, console)).transpose()?;
-    if std::env::var_os("FOREBAY_S3_RDMA").is_none() {
+    if forebay_config::env::value("FOREBAY_S3_RDMA").is_none() {
         // SAFETY: this process has begun no thread that reads variables.
         unsafe { std::env::set_var("FOREBAY_S3_RDMA", "require") };
     }
