@@ -43,20 +43,19 @@ def killed(cluster: Cluster, table: Table, times: int) -> None:
         (5, "requests, a gateway killed, the SDK's retries"),
     ):
         load = Load(cluster.balancer.url, attempts)
-        under_way = 0
         for number in range(times):
             victim = (cluster.a, cluster.b)[number % 2]
             time.sleep(1.5)
-            under_way += load.mark_death()
+            load.mark_death()
             victim.kill()
             time.sleep(1.5)
             victim.start()
             cluster.balancer.wait(2)
         load.finish()
-        allowed = under_way if attempts == 1 else 0
+        allowed = load.met if attempts == 1 else 0
         table.row(f"{name} ({times} times)", load.done, len(load.failures), allowed, load.explain())
-        late = [failure for failure in load.failures if not failure.was_under_way(load.deaths)]
-        table.row("  of them begun after it", load.done, len(late), 0, [str(failure) for failure in late])
+        late = load.late()
+        table.row("  of them begun after it", load.done, len(late), 0, late)
         table.row("  wrong bytes, lost or torn objects", load.compared, len(load.wrong), 0, load.wrong)
         checked, wrong = load.verify([cluster.a.url, cluster.b.url], [WORK / "a/served", WORK / "b/served"])
         table.row("  objects at the end, by both gateways and mounts", checked, len(wrong), 0, wrong)

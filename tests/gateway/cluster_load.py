@@ -31,6 +31,10 @@ def data(body: Body) -> bytes:
     return b"" if body is None else POOL[body[0] : body[0] + body[1]]
 
 
+def was_under_way(start: float, end: float, deaths: list[float]) -> bool:
+    return any(start < death + MARGIN and end > death for death in deaths)
+
+
 @dataclass
 class Failure:
     operation: str
@@ -38,9 +42,6 @@ class Failure:
     start: float
     end: float
     error: str
-
-    def was_under_way(self, deaths: list[float]) -> bool:
-        return any(self.start < death + MARGIN and self.end > death for death in deaths)
 
     def __str__(self) -> str:
         return f"{self.operation} {self.key}, {self.end - self.start:.3f} s: {self.error}"
@@ -58,19 +59,24 @@ class Load:
         self.wrong: list[str] = []
         self.deaths: list[float] = []
         self.done = self.compared = 0
+        #: Requests that were under way when a gateway died.
+        self.met = 0
         #: All that a key may be: more than one where a request for it failed.
         self.possible: dict[str, set[Body]] = {}
-        self.starts: dict[int, float] = {}
         self.lock, self.stop = threading.Lock(), threading.Event()
         self.threads = [threading.Thread(target=self.run, args=[number], daemon=True) for number in range(CLIENTS)]
         for thread in self.threads:
             thread.start()
 
-    def mark_death(self) -> int:
-        """Called just before a gateway dies: how many requests are under way."""
+    def mark_death(self) -> None:
+        """Called just before a gateway dies."""
         with self.lock:
             self.deaths.append(time.monotonic())
-            return len(self.starts)
+
+    def late(self) -> list[str]:
+        """Requests that failed and were not under way when a gateway died."""
+        found = [one for one in self.failures if not was_under_way(one.start, one.end, self.deaths)]
+        return [str(failure) for failure in found]
 
     def finish(self) -> None:
         self.stop.set()
@@ -90,18 +96,18 @@ class Load:
         while not self.stop.is_set():
             operation = dice.choices([self.put, self.get, self.delete, self.list], [40, 45, 5, 10])[0]
             key = dice.choice(keys)
-            with self.lock:
-                start = self.starts[number] = time.monotonic()
+            start = time.monotonic()
             error = None
             try:
                 operation(dice.choice(clients), key, dice)
             except (BotoCoreError, ClientError, OSError) as found:
                 error = f"{type(found).__name__}: {found}"
+            end = time.monotonic()
             with self.lock:
-                del self.starts[number]
                 self.done += 1
+                self.met += was_under_way(start, end, self.deaths)
                 if error:
-                    self.failures.append(Failure(operation.__name__, key, start, time.monotonic(), error))
+                    self.failures.append(Failure(operation.__name__, key, start, end, error))
 
     def put(self, s3: Any, key: str, dice: random.Random) -> None:
         size = int(dice.choice([0, 100, 4096, 65_537, dice.randrange(LARGEST)]))

@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
+use forebay_error::{Error, ErrorKind};
 use rustix::fs::{AtFlags, OFlags, Timespec, Timestamps, UTIME_OMIT, futimens};
 use rustix::io::Errno;
 
@@ -19,6 +21,10 @@ use crate::store::{Condition, Draft, Facts, Meta, Progress, StoreError, StoreRes
 
 /// How often a PUT makes its directories again that a DELETE beside it removes.
 const DIRECTORY_TRIES: u32 = 100;
+/// The first tries follow each other at once: they are enough where the DELETE came through the same mount. Another mount may take
+/// a directory for there that is gone, for a second (MooseFS).
+const TRIES_AT_ONCE: u32 = 20;
+const TRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Writes an object's bytes to a file without a name.
 pub(super) struct FileDraft {
@@ -231,7 +237,10 @@ pub(super) fn check_etag(inner: &Inner, target: &Target, condition: &Condition) 
 /// Makes the name, and the directories above it. Returns the directory that has it.
 fn put_name(inner: &Inner, target: &Target, loose: &mut Loose, only_new: bool) -> StoreResult<OwnedFd> {
     let name = target.key.split().1;
-    for _ in 0..DIRECTORY_TRIES {
+    for attempt in 0..DIRECTORY_TRIES {
+        if attempt >= TRIES_AT_ONCE {
+            std::thread::sleep(TRY_PAUSE);
+        }
         let parent = match open_dir(&inner.root, &target.parent()) {
             Ok(parent) => parent,
             Err(Errno::NOENT) => {
@@ -253,7 +262,9 @@ fn put_name(inner: &Inner, target: &Target, loose: &mut Loose, only_new: bool) -
             errno => return Err(way_fault(errno, "cannot name object")),
         }
     }
-    Err(StoreError::Conflict)
+    // SDKs ask again behind 503, and do not behind 409.
+    let error = Error::new(ErrorKind::Busy, "directories of the key go while the object is named");
+    Err(StoreError::Later(error))
 }
 
 /// Another thing has the name. An empty directory that is no object gives way; the reason otherwise.
