@@ -58,7 +58,19 @@ pub(crate) fn run(prefix: &Path, kit: Option<&Path>, console: &Console<'_>) -> R
         // SAFETY: this process has begun no thread that reads variables.
         unsafe { std::env::set_var("FOREBAY_S3_RDMA", "require") };
     }
-    let found = measure(&url, &SIZES)?;
+    let found = match measure(&url, &SIZES) {
+        Ok(found) => found,
+        Err(error) => {
+            // Where nothing goes by RDMA, the reason and the machine's facts are what is of use.
+            if let Some(file) = file {
+                file.write(
+                    &Found { error: Some(error.to_string()), ..Found::default() }.document(),
+                    console,
+                )?;
+            }
+            return Err(error.into());
+        }
+    };
     for line in found.lines() {
         console.line(line);
     }
@@ -70,9 +82,12 @@ pub(crate) fn run(prefix: &Path, kit: Option<&Path>, console: &Console<'_>) -> R
 }
 
 /// All transfers, and the server's answers.
+#[derive(Default)]
 struct Found {
     rdma: Option<ObjectRdma>,
     rows: Vec<Row>,
+    /// Why there are none.
+    error: Option<String>,
 }
 
 impl Found {
@@ -138,6 +153,7 @@ impl Found {
             "machine": machine,
             "nics": nics(&system),
             "rdma": rdma,
+            "error": self.error,
             "rows": self.rows,
         })
     }
@@ -194,7 +210,7 @@ fn measure(url: &ObjectUrl, sizes: &[usize]) -> Result<Found> {
             rows.push(Row { same: came.is_some_and(|came| came == bytes[range]), ..read });
         }
     }
-    Ok(Found { rdma, rows })
+    Ok(Found { rdma, rows, error: None })
 }
 
 /// Writes an object, by the engines that any program has. Returns the receipt.
@@ -383,6 +399,14 @@ mod tests {
         assert!(!text.contains(SECRET) && text.contains("forebay.s3-rdma-kit/1"), "{text}");
         let left = std::fs::read_dir(folder.path().join("bucket")).unwrap().count();
         assert!(left <= 1, "objects were left");
+    }
+
+    #[test]
+    fn the_file_of_a_machine_without_rdma_says_why() {
+        let found = Found { error: Some("this machine has no RDMA device".into()), ..Found::default() };
+        let document = found.document();
+        assert_eq!(document["error"], "this machine has no RDMA device");
+        assert!(document["kernel"].is_string() && document["machine"].is_object(), "{document}");
     }
 
     #[test]
