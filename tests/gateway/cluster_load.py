@@ -59,8 +59,6 @@ class Load:
         self.wrong: list[str] = []
         self.deaths: list[float] = []
         self.done = self.compared = 0
-        #: Requests that were under way when a gateway died.
-        self.met = 0
         #: All that a key may be: more than one where a request for it failed.
         self.possible: dict[str, set[Body]] = {}
         self.lock, self.stop = threading.Lock(), threading.Event()
@@ -105,7 +103,6 @@ class Load:
             end = time.monotonic()
             with self.lock:
                 self.done += 1
-                self.met += was_under_way(start, end, self.deaths)
                 if error:
                     self.failures.append(Failure(operation.__name__, key, start, end, error))
 

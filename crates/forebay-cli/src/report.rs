@@ -173,6 +173,12 @@ pub(crate) fn run(args: &Report, console: &Console<'_>) -> Result<i32, Failure> 
     }
     match &args.words[..] {
         [name, prefix] if *name == Path::new("s3-rdma") => {
+            if args.out.is_some() || args.spec.is_some() || args.quick || args.full {
+                let error =
+                    Error::new(ErrorKind::InvalidInput, "s3-rdma has no folder, spec or other length");
+                let hint = "forebay report s3-rdma s3://BUCKET/PREFIX/ --kit FILE";
+                return Err(Failure::usage(error.hint(hint)));
+            }
             let _guard = Guard::new();
             return silence::told(console, || report_rdma::run(prefix, args.kit.as_deref(), console));
         }

@@ -50,7 +50,7 @@ fn by_http(url: &ObjectUrl) -> Vec<Finding> {
     found.collect()
 }
 
-/// A setting is wrong, or the object's head is not to be had.
+/// A setting is wrong, or the object's head cannot be read.
 fn unasked(error: &Error) -> Finding {
     Finding {
         id: "s3-rdma",

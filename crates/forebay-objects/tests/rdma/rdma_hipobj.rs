@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use crate::common::{allow_dma_bufs, config, install_gpu, pattern, soon, try_placed, turn};
 use crate::rdma_server::{Lie, Named};
+use crate::rdma_writes::upload;
 use fake_verbs::{Fake, Fault, Side, What};
 use forebay_config::{CachePolicy, IoBackend};
 use forebay_engine::{File, Receipt, Session, Way};
 use forebay_error::Result;
 use forebay_objects::Bucket;
-use forebay_source::opener_of;
 use forebay_verbs::Kind;
 
 const KEY: u64 = 9;
@@ -96,19 +96,6 @@ fn objects_come_into_gpu_memory() {
     assert!(receipt.to_string().contains("S3 by RDMA, hipobj-rc-v2, server"), "{receipt}");
 }
 
-fn upload(server: &Named) -> Result<Receipt> {
-    let (session, bytes) = (Session::open().unwrap(), pattern(KEY, 0, LONG));
-    let upload = opener_of("s3://bucket/new").unwrap().make("s3://bucket/new".as_ref(), 0o644)?;
-    let file = File::from_source(upload.source())?;
-    let mut buffer = session.host_buffer(LONG)?;
-    buffer.copy_from_slice(&bytes)?;
-    let receipt = session.write(&file, 0, &buffer)?;
-    upload.finish(true)?;
-    assert!(server.s3().get("bucket", "new").unwrap() == bytes, "other bytes: {receipt}");
-    assert_eq!(server.s3().open_uploads(), 0);
-    Ok(receipt)
-}
-
 pub fn put(server: &Named) -> Result<()> {
     let bytes = pattern(KEY, 0, SHORT);
     Bucket::of("bucket")?.put("put", &bytes)?;
@@ -122,7 +109,7 @@ fn objects_are_written_to_the_servers_memory_and_parts_by_http() {
     put(&server).unwrap();
     assert_eq!((server.body_bytes(), server.connects()), (0, 1));
     assert_eq!(server.fabric.counts().written, SHORT as u64);
-    let error = upload(&server).unwrap_err();
+    let error = upload(&server, LONG).unwrap_err();
     assert!(error.to_string().contains("has no parts of uploads"), "{error}");
     assert_eq!((server.body_bytes(), server.fabric.counts().written), (0, SHORT as u64));
     drop(server);
@@ -134,7 +121,7 @@ fn objects_are_written_to_the_servers_memory_and_parts_by_http() {
     let body = server.body_bytes();
     put(&server).unwrap();
     assert_eq!(server.body_bytes(), body);
-    let text = upload(&server).unwrap().to_string();
+    let text = upload(&server, LONG).unwrap().to_string();
     assert_eq!(server.body_bytes(), body + LONG as u64, "{text}");
     assert!(text.contains("bytes by HTTP body: ") && text.contains("has no parts of uploads"), "{text}");
 }
@@ -246,7 +233,7 @@ fn an_object_that_was_not_stored_is_sent_again_in_a_body() {
         proven(&session(), &opened("key"), LEN);
         server.lie(lie, 1000);
         put(&server).unwrap_or_else(|error| panic!("{lie:?}: {error:?}"));
-        upload(&server).unwrap_or_else(|error| panic!("{lie:?}: {error:?}"));
+        upload(&server, LONG).unwrap_or_else(|error| panic!("{lie:?}: {error:?}"));
     }
     // A server that has stored nothing, and says that it has, is found out by the object's length.
     let server = named("require");
